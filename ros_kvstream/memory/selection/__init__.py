@@ -1,0 +1,43 @@
+"""The selection policies and their registry: `make_policy("infinipot_v", {"alpha": 0.5})`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ros_kvstream.errors import SettingsError
+from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
+from ros_kvstream.memory.selection.full import Full, FullSettings
+from ros_kvstream.memory.selection.recent import Recent, RecentSettings
+from ros_kvstream.memory.selection.sliding_window import SlidingWindow, SlidingWindowSettings
+from ros_kvstream.memory.selection.uniform import Uniform, UniformSettings
+
+__all__ = ["REGISTRY", "LayerSlots", "SelectionPolicy", "make_policy"]
+
+REGISTRY: dict[str, tuple[type[Any], type[Any]]] = {
+    "uniform": (Uniform, UniformSettings),
+    "sliding_window": (SlidingWindow, SlidingWindowSettings),
+    "recent": (Recent, RecentSettings),
+    "full": (Full, FullSettings),
+}
+"""Policy class and settings class by the name of the parameter ``memory.policy``."""
+
+
+def make_policy(name: str, options: Mapping[str, object] | None = None) -> SelectionPolicy:
+    """Make a selection policy by name.
+
+    :param name: one of REGISTRY; :param options: its settings by name (``memory.policy_options``).
+    Raises SettingsError for an unknown name, an unknown option or a value out of its range.
+    """
+    if name not in REGISTRY:
+        raise SettingsError(f"memory.policy = {name!r}: must be one of {', '.join(REGISTRY)}.")
+    policy, settings = REGISTRY[name]
+    options = dict(options or {})
+    known = [field.name for field in fields(settings)]
+    for option in options:
+        if option not in known:
+            remedy = f"Known options: {', '.join(known)}." if known else "This policy has no options; remove it."
+            raise SettingsError(f"memory.policy_options.{option} = {options[option]!r}: unknown to {name!r}. {remedy}")
+    made: SelectionPolicy = policy(settings(**options))
+    return made

@@ -1,0 +1,54 @@
+"""Deterministic choice: the highest scores per KV head, ties to the newer slot, whatever the slots' order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.memory.selection.base import LayerSlots
+
+
+def recency(view: LayerSlots) -> Tensor:
+    """One number per slot that grows with time and then in raster order, int64 [kv_heads, slots].
+
+    Frame id, camera, h and w packed into 31 + 8 + 12 + 12 bits: equal for no two slots of a head, so every order
+    made from it is independent of where the slots lie in the arena.
+    """
+    height, width = view.positions[..., 1].long(), view.positions[..., 2].long()
+    order = view.frames.long() << 32
+    order |= (view.cameras.long() & 0xFF) << 24
+    order |= (height & 0xFFF) << 12
+    order |= width & 0xFFF
+    return order
+
+
+def keep_top(scores: Tensor, keep: int, tie_order: Tensor | None = None) -> Tensor:
+    """Indices of the ``keep`` highest scores per row, ascending int64 [rows, keep].
+
+    :param scores: float or integer [rows, slots]; NaN ranks below everything.
+    :param tie_order: int64 [rows, slots]; of equal scores the higher wins, then the higher index.
+    """
+    rows, slots = scores.shape
+    if keep >= slots:
+        return torch.arange(slots, device=scores.device).expand(rows, slots).clone()
+    if scores.is_floating_point():
+        scores = torch.nan_to_num(scores, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    threshold = scores.kthvalue(slots - keep + 1, dim=-1, keepdim=True).values
+    mask = scores > threshold
+    tied = scores == threshold
+    missing = keep - mask.sum(-1, keepdim=True)
+    if bool((tied.sum(-1, keepdim=True) > missing).any()):
+        tied = _first_of(tied, missing, tie_order)
+    mask |= tied
+    return mask.nonzero()[:, 1].view(rows, keep)
+
+
+def _first_of(tied: Tensor, missing: Tensor, tie_order: Tensor | None) -> Tensor:
+    """Leave the ``missing`` first of the ``tied`` slots per row: higher tie order first, then higher index."""
+    slots = tied.shape[-1]
+    order = torch.arange(slots - 1, -1, -1, device=tied.device).expand_as(tied)
+    if tie_order is not None:
+        order = order.gather(-1, tie_order.gather(-1, order).argsort(-1, descending=True, stable=True))
+    chosen = tied.gather(-1, order)
+    chosen &= chosen.cumsum(-1) <= missing
+    return torch.zeros_like(tied).scatter_(-1, order, chosen)
