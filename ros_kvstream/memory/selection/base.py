@@ -80,6 +80,6 @@ def keep_highest(scores: Tensor, keep: int, frames: Tensor) -> Tensor:
     if keep >= slots:
         return torch.arange(slots, device=scores.device).expand(scores.shape[0], slots).clone()
     by_index = torch.arange(slots - 1, -1, -1, device=scores.device).expand_as(frames)
-    order = by_index.gather(-1, frames.gather(-1, by_index).argsort(-1, descending=True, stable=True))
-    order = order.gather(-1, scores.gather(-1, order).argsort(-1, descending=True, stable=True))
+    order = by_index.gather(-1, frames.gather(-1, by_index).argsort(dim=-1, descending=True, stable=True))
+    order = order.gather(-1, scores.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
     return order[:, :keep].sort(-1).values

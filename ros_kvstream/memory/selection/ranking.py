@@ -48,7 +48,7 @@ def _first_of(tied: Tensor, missing: Tensor, tie_order: Tensor | None) -> Tensor
     slots = tied.shape[-1]
     order = torch.arange(slots - 1, -1, -1, device=tied.device).expand_as(tied)
     if tie_order is not None:
-        order = order.gather(-1, tie_order.gather(-1, order).argsort(-1, descending=True, stable=True))
+        order = order.gather(-1, tie_order.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
     chosen = tied.gather(-1, order)
     chosen &= chosen.cumsum(-1) <= missing
     return torch.zeros_like(tied).scatter_(-1, order, chosen)

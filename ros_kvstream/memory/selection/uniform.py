@@ -26,7 +26,7 @@ class Uniform(SelectionPolicy):
 
     def select(self, view: LayerSlots, keep: int) -> Tensor:
         """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
-        in_time = recency(view).argsort(-1, stable=True)
+        in_time = recency(view).argsort(dim=-1, stable=True)
         # Integers, not int(i * step): a float step may fall one slot short of where it should land.
         picks = torch.arange(keep, device=in_time.device) * view.slots // keep
         return in_time[:, picks].sort(-1).values
