@@ -33,3 +33,7 @@ class QuestionError(KvStreamError, ValueError):
 
 class QuestionCancelled(KvStreamError):
     """Answering was stopped by its caller or by its time limit; the memory was rolled back."""
+
+
+class ArchiveError(KvStreamError):
+    """The archive's folder or file cannot be used: other settings, another process, a damaged header."""

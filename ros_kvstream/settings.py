@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ros_kvstream.errors import SettingsError
+from ros_kvstream.memory.archive_settings import ArchiveSettings as ArchiveSettings
+from ros_kvstream.retrieval.settings import RetrievalSettings as RetrievalSettings
+from ros_kvstream.validation import require as require
+from ros_kvstream.validation import require_finite as require_finite
 
 POLICIES = ("infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent", "full")
 """Names of the selection policies (parameter ``memory.policy``)."""
-
-
-def require(condition: bool, name: str, value: object, limit: str, remedy: str = "") -> None:
-    """Raise SettingsError that names the value, the limit and the remedy unless the condition holds."""
-    if not condition:
-        raise SettingsError(f"{name} = {value!r}: must be {limit}." + (f" {remedy}" if remedy else ""))
-
-
-def require_finite(name: str, value: float, low: float, high: float) -> None:
-    """Raise SettingsError unless low <= value <= high and the value is a finite number."""
-    finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    require(finite and low <= value <= high, name, value, f"a finite number from {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
@@ -73,6 +63,71 @@ class MemorySettings:
         require_finite("memory.block_frames", self.block_frames, 1, 256)
         require_finite("memory.max_question_tokens", self.max_question_tokens, 8, 8192)
         require_finite("memory.max_answer_tokens", self.max_answer_tokens, 1, 4096)
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """The frame gate: which frames are so much like the newest kept one that they are not computed."""
+
+    mode: str = "flow"
+    """off (every frame passes) | flow (fixed thresholds) | adaptive (thresholds follow a target)."""
+    motion: float = 8.0
+    """Speed that counts as motion, in pixels of the original picture per second."""
+    residual: float = 3.0
+    """Change that motion does not explain, in grey levels beyond noise averaged over one block, 0 - 255."""
+    block: int = 8
+    """Side of the block over which a change is averaged, in pixels of the small picture; less finds smaller things."""
+    side: int = 160
+    """Longest side of the small picture on which frames are compared, in pixels."""
+    max_silence: float = 5.0
+    """Seconds after the newest kept frame at which a frame passes whatever it shows."""
+    window: float = 1.0
+    """A displacement counts as made within at most this many seconds, so that slow drift adds up to motion."""
+    max_gain: float = 2.0
+    """Largest brightness or contrast ratio taken for exposure control; a larger one (lights off) is news."""
+    flow: str = "dis_fast"
+    """Optical flow: dis_ultrafast | dis_fast | dis_medium | farneback (docs/thinning.md has them measured)."""
+    target_share: float = 0.5
+    """adaptive: share of the frames that shall pass; not used where target_rate is set."""
+    target_rate: float = 0.0
+    """adaptive: frames per second that shall pass; 0 takes target_share."""
+    adapt_range: float = 4.0
+    """adaptive: both thresholds stay within this factor of ``motion`` and ``residual``."""
+
+    def __post_init__(self) -> None:
+        require(self.mode in ("off", "flow", "adaptive"), "gate.mode", self.mode, "off, flow or adaptive")
+        require_finite("gate.motion", self.motion, 0.01, 1e5)
+        require_finite("gate.residual", self.residual, 0.01, 255.0)
+        require_finite("gate.block", self.block, 2, 64)
+        require_finite("gate.side", self.side, 48, 1024)
+        require_finite("gate.max_silence", self.max_silence, 0.01, 1e6)
+        require_finite("gate.window", self.window, 0.01, 1e3)
+        require_finite("gate.max_gain", self.max_gain, 1.0, 100.0)
+        flows = ("dis_ultrafast", "dis_fast", "dis_medium", "farneback")
+        require(self.flow in flows, "gate.flow", self.flow, "one of " + ", ".join(flows))
+        require_finite("gate.target_share", self.target_share, 0.001, 1.0)
+        require_finite("gate.target_rate", self.target_rate, 0.0, 1e4)
+        require_finite("gate.adapt_range", self.adapt_range, 1.0, 100.0)
+
+
+@dataclass(frozen=True)
+class SaliencySettings:
+    """Which patches of a kept frame are left out of the language model's prefill."""
+
+    mode: str = "off"
+    """off (every patch is kept) | prune (patches without edges and without colour variance are left out)."""
+    threshold: float = 3.0
+    """Saliency below which a patch may be left out, in grey levels (absolute, see vision/saliency.py)."""
+    guard: int = 1
+    """Patches kept around every salient one, in patches."""
+    max_pruned: float = 0.5
+    """Largest share of a frame's patches that may be left out; the least salient go first."""
+
+    def __post_init__(self) -> None:
+        require(self.mode in ("off", "prune"), "saliency.mode", self.mode, "off or prune")
+        require_finite("saliency.threshold", self.threshold, 0.0, 1e3)
+        require_finite("saliency.guard", self.guard, 0, 16)
+        require_finite("saliency.max_pruned", self.max_pruned, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
