@@ -1,0 +1,21 @@
+# For a ROS 2 that came as wheels: give this file to CMake as -DCMAKE_PROJECT_INCLUDE.
+#
+# The *__rosidl_generator_py targets export the include directories of Python and NumPy on the machine that built them.
+# CMake refuses imported ones that do not exist here, and own ones that lie in the source folder (a .venv there).
+# So, at the end of the configure step, imported ones are emptied and own ones are kept for this build alone.
+
+function(_kvstream_keep_include_directories_local)
+  get_property(targets DIRECTORY PROPERTY IMPORTED_TARGETS)
+  foreach(target IN LISTS targets)
+    if(target MATCHES "__rosidl_generator_py$")
+      set_property(TARGET ${target} PROPERTY INTERFACE_INCLUDE_DIRECTORIES "")
+    endif()
+  endforeach()
+  set(own ${PROJECT_NAME}__rosidl_generator_py)
+  if(TARGET ${own})
+    get_property(directories TARGET ${own} PROPERTY INTERFACE_INCLUDE_DIRECTORIES)
+    set_property(TARGET ${own} PROPERTY INTERFACE_INCLUDE_DIRECTORIES "$<BUILD_INTERFACE:${directories}>")
+  endif()
+endfunction()
+
+cmake_language(DEFER CALL _kvstream_keep_include_directories_local)
