@@ -24,6 +24,8 @@ class ModelSettings:
     """auto | cpu | cuda | cuda:N."""
     dtype: str = "auto"
     """auto | float32 | bfloat16 | float16; auto takes the checkpoint's own on a GPU, float32 on a CPU."""
+    max_frame_pixels: int = 0
+    """Larger frames are scaled down to this many pixels before the vision tower; 0 keeps the model's own limit."""
 
     def __post_init__(self) -> None:
         require(bool(self.path.strip()), "model", self.path, "'tiny', a local folder or a hub id")
@@ -35,6 +37,7 @@ class ModelSettings:
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             "dtype", self.dtype, "auto, float32, bfloat16 or float16",
         )
+        require_finite("model.max_frame_pixels", self.max_frame_pixels, 0, 1 << 26)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class MemorySettings:
     """Longest question, in tokens; slots for it are reserved."""
     max_answer_tokens: int = 128
     """Longest answer, in tokens; slots for it are reserved."""
+    position_limit: int = 0
+    """Positions are re-based before they reach this; 0 takes the model's own trained range."""
 
     def __post_init__(self) -> None:
         require_finite("memory.budget_mib", self.budget_mib, 0.01, 1 << 22)
@@ -63,6 +68,7 @@ class MemorySettings:
         require_finite("memory.block_frames", self.block_frames, 1, 256)
         require_finite("memory.max_question_tokens", self.max_question_tokens, 8, 8192)
         require_finite("memory.max_answer_tokens", self.max_answer_tokens, 1, 4096)
+        require_finite("memory.position_limit", self.position_limit, 0, 1 << 24)
 
 
 @dataclass(frozen=True)
@@ -136,5 +142,7 @@ class StreamSettings:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
+    gate: GateSettings = field(default_factory=GateSettings)
+    saliency: SaliencySettings = field(default_factory=SaliencySettings)
     seed: int = 0
     """Seed of everything random (untrained weights); equal seeds give equal answers."""

@@ -1,0 +1,296 @@
+"""The preallocated K/V planes and their slot table: append, compact in place, roll back (DESIGN promises 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.errors import BudgetError, CapacityError
+from ros_kvstream.memory.budget import BudgetPlan
+from ros_kvstream.memory.compaction import fill_holes
+from ros_kvstream.memory.rotary import Rotary
+from ros_kvstream.memory.selection.base import LayerSlots
+
+NO_FRAME = -1
+"""Frame id of slots that hold text."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A state of the arena to roll back to; cheap, since an append never touches slots in use."""
+
+    used: int
+    pinned: int
+    generation: int
+
+
+@dataclass
+class _Layer:
+    """One layer's planes and slot table."""
+
+    keys: Tensor
+    """[kv_heads, slots, head_dim], rotated."""
+    values: Tensor
+    """[kv_heads, slots, head_dim]."""
+    norms: Tensor
+    """L2 norms of the values, float32 [kv_heads, slots]."""
+    positions: Tensor
+    """(t, h, w), int32 [kv_heads, slots, 3]."""
+    frames: Tensor
+    """Frame id, int32 [kv_heads, slots]; NO_FRAME for text."""
+    cameras: Tensor
+    """Camera id, int16 [kv_heads, slots]."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.keys, self.values, self.norms, self.positions, self.frames, self.cameras)
+
+    @classmethod
+    def allocate(cls, plan: BudgetPlan, device: torch.device) -> _Layer:
+        heads, slots, dim = plan.shape.kv_heads, plan.slots, plan.shape.head_dim
+        plane = (heads, slots, dim)
+        return cls(
+            keys=torch.zeros(plane, dtype=plan.shape.dtype, device=device),
+            values=torch.zeros(plane, dtype=plan.shape.dtype, device=device),
+            norms=torch.zeros((heads, slots), dtype=torch.float32, device=device),
+            positions=torch.zeros((heads, slots, 3), dtype=torch.int32, device=device),
+            frames=torch.full((heads, slots), NO_FRAME, dtype=torch.int32, device=device),
+            cameras=torch.zeros((heads, slots), dtype=torch.int16, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What an append is about to write; the same for every layer and KV head."""
+
+    positions: Tensor
+    """(t, h, w), int32 [tokens, 3]."""
+    frames: Tensor
+    """int32 [tokens]."""
+    cameras: Tensor
+    """int16 [tokens]."""
+
+
+class Arena:
+    """All K/V of a stream inside one plan: slots in use first, free slots behind them.
+
+    Slots [0, pinned) hold the prompt, [pinned, used) hold frames in no particular order (each slot carries its own
+    position), and a question with its answer is appended behind them and rolled back. Not thread-safe.
+    """
+
+    def __init__(self, plan: BudgetPlan, rotary: Rotary, device: torch.device | str = "cpu") -> None:
+        """Allocate everything in ``plan``; raises BudgetError, with nothing kept, when the device has no room."""
+        self.plan = plan
+        self.rotary = rotary
+        self.device = torch.device(device)
+        self.used = 0
+        self.pinned = 0
+        self.peak = 0
+        self.compactions = 0
+        self._generation = 0
+        self._pending: Chunk | None = None
+        self._layers: list[_Layer] = []
+        self._scratch = torch.empty(0)
+        try:
+            self._layers = [_Layer.allocate(plan, self.device) for _ in range(plan.shape.layers)]
+            self._scratch = self._allocate_scratch(plan)
+        except (RuntimeError, MemoryError) as error:
+            self._layers = []
+            raise BudgetError(
+                f"memory.budget_mib = {plan.budget_bytes / 2**20:g}: {plan.allocated_bytes} bytes could not be "
+                f"allocated on {self.device} ({error}). Lower memory.budget_mib or free memory there."
+            ) from error
+
+    def _allocate_scratch(self, plan: BudgetPlan) -> Tensor:
+        shape = (plan.shape.kv_heads, plan.frame_slots, plan.shape.head_dim)
+        return torch.zeros(shape, dtype=torch.float32, device=self.device)
+
+    # -- what is in it --------------------------------------------------------------------------------------------
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all live tensors of the arena, read off the tensors themselves."""
+        tensors = [tensor for layer in self._layers for tensor in layer.tensors]
+        return sum(tensor.untyped_storage().nbytes() for tensor in [*tensors, self._scratch])
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the slots in use."""
+        return self.plan.used_bytes(self.used)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest ``used_bytes`` since the arena was made or cleared, questions included."""
+        return self.plan.used_bytes(self.peak)
+
+    @property
+    def frame_slots_used(self) -> int:
+        """Slots per layer and KV head that frames fill now (outside of a question)."""
+        return self.used - self.pinned
+
+    @property
+    def frame_slots_free(self) -> int:
+        """Slots per layer and KV head that frames may still fill."""
+        return self.plan.frame_slots - self.frame_slots_used
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the slots in use, views [kv_heads, used, head_dim]."""
+        layer = self._layers[index]
+        return layer.keys[:, : self.used], layer.values[:, : self.used]
+
+    def view(self, index: int) -> LayerSlots:
+        """The frame slots of one layer as the policies see them (views, no copy).
+
+        Un-rotated keys are made in the arena's one scratch: they are valid until the next layer's are asked for.
+        """
+        layer, frames = self._layers[index], slice(self.pinned, self.used)
+
+        def into_scratch(keys: Tensor, positions: Tensor) -> Tensor:
+            return self.rotary.unrotate(keys, positions, out=self._scratch[:, : keys.shape[1]])
+
+        return LayerSlots(
+            layer=index,
+            layers=self.plan.shape.layers,
+            keys=layer.keys[:, frames],
+            values=layer.values[:, frames],
+            value_norms=layer.norms[:, frames],
+            positions=layer.positions[:, frames],
+            frames=layer.frames[:, frames],
+            cameras=layer.cameras[:, frames],
+            unrotate=into_scratch,
+        )
+
+    def frames_kept(self) -> dict[int, float]:
+        """Frame ids in the arena with the share of the slots' layers and heads that hold them, in slots."""
+        counts: dict[int, float] = {}
+        rows = self.plan.shape.layers * self.plan.shape.kv_heads
+        for layer in self._layers:
+            ids, numbers = torch.unique(layer.frames[:, self.pinned : self.used], return_counts=True)
+            for frame, number in zip(ids.tolist(), numbers.tolist(), strict=True):
+                counts[frame] = counts.get(frame, 0.0) + number / rows
+        counts.pop(NO_FRAME, None)
+        return dict(sorted(counts.items()))
+
+    # -- append ---------------------------------------------------------------------------------------------------
+
+    def begin(self, chunk: Chunk, *, frames: bool) -> None:
+        """Announce an append of ``chunk``; every layer then writes it, and ``commit`` makes it part of the memory.
+
+        :param frames: True for frames (they must fit into the frame slots), False for text.
+        :raises CapacityError: when it does not fit; nothing has changed then.
+        """
+        tokens = chunk.frames.shape[0]
+        limit = self.pinned + self.plan.frame_slots if frames else self.plan.slots
+        if self.used + tokens > limit:
+            raise CapacityError(
+                f"{tokens} tokens do not fit: {self.used} of {limit} slots are in use. "
+                "Shorten the question or the answer, or raise memory.budget_mib."
+            )
+        self._pending = chunk
+
+    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the announced chunk's keys and values into one layer, behind the slots in use.
+
+        :param keys: rotated, [kv_heads, tokens, head_dim]; :param values: the same shape.
+        :returns: views over all slots that the chunk may attend to, [kv_heads, used + tokens, head_dim].
+        """
+        chunk = self._pending
+        if chunk is None or keys.shape[1] != chunk.frames.shape[0]:
+            raise CapacityError("write without a matching begin: the chunk's slots have not been reserved")
+        layer, rows = self._layers[index], slice(self.used, self.used + keys.shape[1])
+        layer.keys[:, rows] = keys
+        layer.values[:, rows] = values
+        layer.norms[:, rows] = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
+        layer.positions[:, rows] = chunk.positions
+        layer.frames[:, rows] = chunk.frames
+        layer.cameras[:, rows] = chunk.cameras
+        return layer.keys[:, : rows.stop], layer.values[:, : rows.stop]
+
+    def commit(self) -> None:
+        """Make the written chunk part of the memory."""
+        if self._pending is not None:
+            self.used += self._pending.frames.shape[0]
+            self.peak = max(self.peak, self.used)
+            self._pending = None
+
+    def abort(self) -> None:
+        """Forget the announced chunk; the slots in use are untouched."""
+        self._pending = None
+
+    def pin(self) -> None:
+        """Declare all slots in use as the prompt: never shown to a policy, never evicted."""
+        self.pinned = self.used
+
+    def clear(self) -> None:
+        """Forget everything, prompt included."""
+        self.used = self.pinned = self.peak = self.compactions = 0
+        self._generation += 1
+        self._pending = None
+
+    # -- roll back ------------------------------------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """The state to come back to after a question."""
+        return Mark(self.used, self.pinned, self._generation)
+
+    def roll_back(self, mark: Mark) -> None:
+        """Return to ``mark`` bit for bit: appends only ever wrote behind it.
+
+        :raises CapacityError: when a compaction, clear or resize came between (slots have moved).
+        """
+        if mark.generation != self._generation:
+            raise CapacityError("roll back across a compaction: the marked slots have moved")
+        self._pending = None
+        self.used, self.pinned = mark.used, mark.pinned
+
+    # -- make room ------------------------------------------------------------------------------------------------
+
+    def keep(self, kept: list[Tensor]) -> None:
+        """Keep only the given frame slots, in place: kept rows from behind fill the holes in front.
+
+        :param kept: per layer int [kv_heads, keep], indices into the frame slots, ascending.
+        """
+        keep = kept[0].shape[1]
+        for layer, indices in zip(self._layers, kept, strict=True):
+            region = [tensor[:, self.pinned : self.used] for tensor in layer.tensors]
+            fill_holes(region, indices)
+        self.used = self.pinned + keep
+        self.compactions += 1
+        self._generation += 1
+
+    def replace_positions(self, new_t: Callable[[Tensor], Tensor]) -> None:
+        """Give every frame slot a new temporal position and rotate its key there, once, in float32.
+
+        :param new_t: old t -> new t, elementwise on int32 tensors.
+        """
+        rows = slice(self.pinned, self.used)
+        for layer in self._layers:
+            old = layer.positions[:, rows]
+            raw = self.rotary.unrotate(layer.keys[:, rows], old, out=self._scratch[:, : old.shape[1]])
+            new = old.clone()
+            new[..., 0] = new_t(old[..., 0])
+            layer.keys[:, rows] = self.rotary.rotate(raw, new, out=raw)
+            layer.positions[:, rows] = new
+        self._generation += 1
+
+    def resize(self, plan: BudgetPlan) -> None:
+        """Move to another plan of the same shape, one tensor at a time: the scratch goes first and comes back last,
+        so that the larger of both budgets is never passed.
+
+        :raises CapacityError: when the slots in use do not fit; compact first.
+        """
+        if self.frame_slots_used > plan.frame_slots:
+            raise CapacityError(f"{self.frame_slots_used} frame slots in use do not fit into {plan.frame_slots}")
+        self._scratch = torch.empty(0)
+        for layer in self._layers:
+            for name in ("keys", "values", "norms", "positions", "frames", "cameras"):
+                old: Tensor = getattr(layer, name)
+                new = old.new_zeros((old.shape[0], plan.slots, *old.shape[2:]))
+                new[:, : self.used] = old[:, : self.used]
+                setattr(layer, name, new)
+        self.plan = plan
+        self._scratch = self._allocate_scratch(plan)
+        self._generation += 1

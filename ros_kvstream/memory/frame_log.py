@@ -1,0 +1,89 @@
+"""What is known of each frame beside its slots: stamp, time span and camera. Bounded by what the arena still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ros_kvstream.errors import FrameError
+
+MAX_CAMERAS = 1 << 15
+"""Camera ids are int16 in the slot table."""
+
+
+@dataclass(frozen=True)
+class FrameRecord:
+    """One frame: when and from which camera."""
+
+    frame_id: int
+    stamp: float
+    """Seconds of the header stamp."""
+    stamp_end: float
+    """Seconds of the last redundant frame that this one stands for."""
+    camera: str
+    segment: int
+    """Counts the jumps of the clock before this frame; frames of older segments are never "now"."""
+
+
+class FrameLog:
+    """Frame ids in order of arrival, with their records."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, FrameRecord] = {}
+        self._cameras: dict[str, int] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, frame_id: int) -> bool:
+        return frame_id in self._records
+
+    def __getitem__(self, frame_id: int) -> FrameRecord:
+        return self._records[frame_id]
+
+    @property
+    def next_id(self) -> int:
+        """Id that the next frame gets; the number of frames that were ever added."""
+        return self._next
+
+    def camera_id(self, camera: str) -> int:
+        """Small number of a camera's name, given at first use."""
+        if camera not in self._cameras and len(self._cameras) >= MAX_CAMERAS:
+            raise FrameError(f"camera {camera!r}: there are {MAX_CAMERAS} cameras already. Use fewer names.")
+        return self._cameras.setdefault(camera, len(self._cameras))
+
+    def add(self, stamp: float, camera: str, segment: int) -> FrameRecord:
+        """Record a new frame."""
+        record = FrameRecord(self._next, stamp, stamp, camera, segment)
+        self._records[record.frame_id] = record
+        self._next += 1
+        return record
+
+    def extend(self, frame_id: int, stamp: float) -> None:
+        """Let a frame stand for a redundant one that came later."""
+        record = self._records[frame_id]
+        self._records[frame_id] = replace(record, stamp_end=max(record.stamp_end, stamp))
+
+    def newest(self) -> FrameRecord | None:
+        """The last frame added, if it is still known."""
+        return next(reversed(self._records.values()), None)
+
+    def retain(self, frame_ids: Iterable[int]) -> None:
+        """Forget all frames but these."""
+        wanted = set(frame_ids)
+        self._records = {frame: record for frame, record in self._records.items() if frame in wanted}
+
+    def matching(self, camera: str, since: float, until: float) -> list[int]:
+        """Ids of known frames of a camera ('' = all) whose span meets [since, until] (0 = unbounded), seconds."""
+        return [
+            frame
+            for frame, record in self._records.items()
+            if (not camera or record.camera == camera)
+            and (since <= 0 or record.stamp_end >= since)
+            and (until <= 0 or record.stamp <= until)
+        ]
+
+    def clear(self) -> None:
+        """Forget all frames; ids and cameras go on counting, so that old evidence is never confused with new."""
+        self._records = {}
