@@ -1,0 +1,140 @@
+"""What the patrol world looks like: rooms as panoramas, objects as masks, at any whole multiple of 56 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+NATIVE_SIZE = 56
+"""Pixels a side of the picture that the tiny model sees."""
+QUADRANT = NATIVE_SIZE // 2
+PANORAMA_WIDTH = 4 * NATIVE_SIZE
+"""Native pixels of a room all around; the panorama closes on itself."""
+
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (215, 25, 30),
+    "green": (20, 170, 50),
+    "blue": (30, 60, 225),
+    "yellow": (245, 225, 20),
+    "orange": (250, 125, 10),
+    "purple": (150, 35, 190),
+    "white": (250, 250, 250),
+    "black": (8, 8, 8),
+}
+SHAPES = ("cone", "ball", "box", "tyre", "cross", "star", "kite", "pipe")
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+ROOMS = ("hall", "kitchen", "office", "lab", "garage", "garden", "library", "workshop")
+NUMBERS = ("one", "two", "three")
+
+_DETAIL = 4
+"""Native pictures are drawn this much finer and averaged, as a camera or an image processor would."""
+
+Array = NDArray[np.float32]
+
+
+def _paint(base: tuple[int, int, int], weight: Array) -> Array:
+    """Muted base colour plus a weight in -1 .. 1 that brightens or darkens it by at most 40."""
+    return np.asarray(base, np.float32) + 40.0 * weight[..., None]
+
+
+def _hall(x: Array, y: Array) -> Array:
+    return _paint((150, 135, 115), np.where(y > 38, -0.8, 0.3) + 0.5 * (np.mod(x, 28) < 5))
+
+
+def _kitchen(x: Array, y: Array) -> Array:
+    return _paint((125, 150, 150), np.where(np.mod(x // 7 + y // 7, 2) == 0, 0.6, -0.5))
+
+
+def _office(x: Array, y: Array) -> Array:
+    return _paint((120, 125, 155), np.sin(x * (2 * np.pi / 8)))
+
+
+def _lab(x: Array, y: Array) -> Array:
+    return _paint((150, 160, 165), -1.0 * ((np.mod(x, 14) < 2) | (np.mod(y, 14) < 2)) + 0.4)
+
+
+def _garage(x: Array, y: Array) -> Array:
+    return _paint((90, 90, 95), np.where(np.mod(x + y, 16) < 8, 0.6, -0.6))
+
+
+def _garden(x: Array, y: Array) -> Array:
+    waves = np.sin(x * (2 * np.pi / 16)) * np.sin(y * (2 * np.pi / 16))
+    return _paint((100, 135, 95), np.where(y < 16, 0.9, 0.9 * waves))
+
+
+def _library(x: Array, y: Array) -> Array:
+    return _paint((130, 100, 80), np.where(np.mod(y, 14) < 3, -0.9, np.where(np.mod(x * 7 // 4, 5) < 2, 0.5, 0.0)))
+
+
+def _workshop(x: Array, y: Array) -> Array:
+    return _paint((160, 130, 125), np.where((np.mod(x, 28) - 14) ** 2 + (np.mod(y, 28) - 14) ** 2 < 70, -0.8, 0.3))
+
+
+_PAINTERS: dict[str, Callable[[Array, Array], Array]] = {
+    "hall": _hall, "kitchen": _kitchen, "office": _office, "lab": _lab,
+    "garage": _garage, "garden": _garden, "library": _library, "workshop": _workshop,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def panorama(room: str, scale: int) -> NDArray[np.uint8]:
+    """The room all around: uint8 [56 * scale, 224 * scale, 3]; native pictures are averages of finer ones."""
+    fine = scale if scale > 1 else _DETAIL
+    y, x = np.mgrid[0 : NATIVE_SIZE * fine, 0 : PANORAMA_WIDTH * fine].astype(np.float32) / fine
+    picture = np.clip(_PAINTERS[room](x, y), 0, 255).astype(np.uint8)
+    if fine != scale:
+        picture = cv2.resize(picture, (PANORAMA_WIDTH * scale, NATIVE_SIZE * scale), interpolation=cv2.INTER_AREA)
+    return picture
+
+
+def _polygon(canvas: NDArray[np.uint8], points: NDArray[np.float64], value: int = 255) -> None:
+    cv2.fillPoly(canvas, [np.round(points).astype(np.int32)], value)
+
+
+def _draw(canvas: NDArray[np.uint8], shape: str, centre: tuple[float, float], size: float) -> None:
+    """Fill one shape of the given outer size (pixels of the canvas) around its centre."""
+    at, half = np.asarray(centre), size / 2
+    if shape == "cone":
+        _polygon(canvas, at + half * np.array([(0, -1), (1, 1), (-1, 1)]))
+    elif shape == "box":
+        _polygon(canvas, at + half * np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]))
+    elif shape == "kite":
+        _polygon(canvas, at + half * np.array([(0, -1), (0.75, 0), (0, 1), (-0.75, 0)]))
+    elif shape == "pipe":
+        _polygon(canvas, at + half * np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)]))
+    elif shape == "cross":
+        _polygon(canvas, at + half * np.array([(-1, -0.3), (1, -0.3), (1, 0.3), (-1, 0.3)]))
+        _polygon(canvas, at + half * np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)]))
+    elif shape == "star":
+        angles = -np.pi / 2 + np.arange(10) * np.pi / 5
+        radii = np.where(np.arange(10) % 2 == 0, 1.05, 0.42)
+        _polygon(canvas, at + half * radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], -1))
+    else:
+        middle = (round(centre[0]), round(centre[1]))
+        cv2.circle(canvas, middle, round(half), 255, -1)
+        if shape == "tyre":
+            cv2.circle(canvas, middle, round(half * 0.5), 0, -1)
+
+
+_LAYOUTS: tuple[tuple[float, tuple[tuple[float, float], ...]], ...] = (
+    (20.0, ((14.0, 14.0),)),
+    (12.5, ((7.5, 9.0), (20.5, 19.0))),
+    (11.0, ((7.5, 8.0), (20.5, 8.0), (14.0, 20.5))),
+)
+"""Size of each and centres, native pixels in a quadrant, of one, two and three objects of a kind."""
+
+
+@lru_cache(maxsize=256)
+def object_mask(shape: str, number: int, scale: int) -> Array:
+    """How much of each pixel of a quadrant the objects cover: float32 [28 * scale, 28 * scale] in 0 .. 1."""
+    fine = 8 * scale
+    canvas = np.zeros((QUADRANT * fine, QUADRANT * fine), np.uint8)
+    size, centres = _LAYOUTS[number - 1]
+    for x, y in centres:
+        _draw(canvas, shape, (x * fine, y * fine), size * fine)
+    small = cv2.resize(canvas, (QUADRANT * scale, QUADRANT * scale), interpolation=cv2.INTER_AREA)
+    return small.astype(np.float32) / 255.0
