@@ -10,6 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ros_kvstream.memory.rotary import Rotary
+
 
 @dataclass(frozen=True)
 class LayerSlots:
@@ -37,6 +39,8 @@ class LayerSlots:
     """Camera id, int16 [kv_heads, slots]."""
     unrotate: Callable[[Tensor, Tensor], Tensor]
     """(keys [kv_heads, n, head_dim], positions [kv_heads, n, 3]) -> float32 keys before rotation."""
+    rotary: Rotary | None = None
+    """How the keys were rotated; lets a policy turn back only the part that depends on time, block by block."""
 
     @cached_property
     def unrotated_keys(self) -> Tensor:
