@@ -11,47 +11,41 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ros_kvstream.memory.rows import flat_rows
 
-def holes_and_sources(kept: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Which rows move where: (sources, holes), flat int64 row numbers over [kv_heads * slots], equally long.
 
-    :param kept: int64 [kv_heads, keep], per head distinct slots below ``slots``.
-    Sources are the kept slots at or above ``keep``, holes the slots below ``keep`` that are not kept, both ascending
-    per head; each head has as many of the one as of the other.
-    """
-    heads, keep = kept.shape
-    stays = torch.zeros(heads, slots, dtype=torch.bool, device=kept.device)
-    stays.scatter_(1, kept, True)
-    row_start = torch.arange(heads, device=kept.device) * slots
-    tail_head, tail_slot = stays[:, keep:].nonzero(as_tuple=True)
-    hole_head, hole_slot = stays[:, :keep].logical_not_().nonzero(as_tuple=True)
-    return row_start[tail_head] + tail_slot + keep, row_start[hole_head] + hole_slot
+def kept_mask(kept: Tensor, slots: int) -> Tensor:
+    """Kept indices int64 [kv_heads, keep] as bool [kv_heads, slots]: a byte a slot, to hold for all layers at once."""
+    mask = torch.zeros(kept.shape[0], slots, dtype=torch.bool, device=kept.device)
+    return mask.scatter_(1, kept, True)
 
 
 def fill_holes(planes: Sequence[Tensor], kept: Tensor) -> None:
     """Move every kept row into the first ``keep`` rows, in place; rows from ``keep`` on are free afterwards.
 
-    :param planes: tensors [kv_heads, slots, ...] of one layer (keys, values, slot table), rows contiguous; a plane
-        may be a view of a larger one ([kv_heads, :slots] of more slots) as long as its last axes are contiguous.
-    :param kept: int64 [kv_heads, keep], per head distinct. The extra memory is that of the rows that move, of one
-        plane at a time.
+    :param planes: tensors [kv_heads, slots, ...] of one layer (keys, values, slot table); each may be a view of the
+        first two axes of a larger one.
+    :param kept: int64 [kv_heads, keep] of distinct slots per head, or bool [kv_heads, slots] with as many per head.
+        The extra memory is that of the rows that move, of one plane at a time.
     """
     if not planes:
         return
-    heads, keep = kept.shape
-    slots = planes[0].shape[1]
-    if keep >= slots:
-        return
-    sources, holes = holes_and_sources(kept, slots)
-    if sources.numel() == 0:
-        return
+    heads, slots = planes[0].shape[:2]
     for plane in planes:
         if plane.shape[:2] != (heads, slots):
-            raise ValueError(f"a plane has shape {tuple(plane.shape)}; the first axes must be {(heads, slots)}")
-        if plane.is_contiguous():
-            rows = plane.flatten(0, 1)
-            rows.index_copy_(0, holes, rows.index_select(0, sources))
-        else:
-            from_head, from_slot = sources // slots, sources % slots
-            to_head, to_slot = holes // slots, holes % slots
-            plane[to_head, to_slot] = plane[from_head, from_slot]
+            raise ValueError(f"a plane has shape {tuple(plane.shape)}; its first axes must be {(heads, slots)}")
+    mask = kept if kept.dtype == torch.bool else kept_mask(kept, slots)
+    keep = int(mask[0].sum()) if kept.dtype == torch.bool else kept.shape[1]
+    source_head, source = mask[:, keep:].nonzero(as_tuple=True)
+    hole_head, hole = mask[:, :keep].logical_not().nonzero(as_tuple=True)
+    if source.numel() != hole.numel():
+        raise ValueError("every KV head must keep the same number of distinct slots")
+    if source.numel() == 0:
+        return
+    source += keep
+    for plane in planes:
+        rows, per_head = flat_rows(plane)
+        if rows.data_ptr() != plane.data_ptr():
+            raise ValueError(f"a plane with strides {plane.stride()} cannot be compacted in place")
+        moved = rows.index_select(0, source_head * per_head + source)
+        rows.index_copy_(0, hole_head * per_head + hole, moved)

@@ -7,15 +7,23 @@ from dataclasses import fields
 from typing import Any
 
 from ros_kvstream.errors import SettingsError
+from ros_kvstream.memory.selection.aks import Aks, AksSettings
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.selection.full import Full, FullSettings
+from ros_kvstream.memory.selection.infinipot_v import InfiniPotV, InfiniPotVSettings
 from ros_kvstream.memory.selection.recent import Recent, RecentSettings
 from ros_kvstream.memory.selection.sliding_window import SlidingWindow, SlidingWindowSettings
+from ros_kvstream.memory.selection.tar import Tar, TarSettings
 from ros_kvstream.memory.selection.uniform import Uniform, UniformSettings
+from ros_kvstream.memory.selection.van import Van, VanSettings
 
 __all__ = ["REGISTRY", "LayerSlots", "SelectionPolicy", "make_policy"]
 
 REGISTRY: dict[str, tuple[type[Any], type[Any]]] = {
+    "infinipot_v": (InfiniPotV, InfiniPotVSettings),
+    "tar": (Tar, TarSettings),
+    "van": (Van, VanSettings),
+    "aks": (Aks, AksSettings),
     "uniform": (Uniform, UniformSettings),
     "sliding_window": (SlidingWindow, SlidingWindowSettings),
     "recent": (Recent, RecentSettings),

@@ -58,7 +58,7 @@ class SelectionPolicy(ABC):
 
     name: str
 
-    def check(self, slots: int, needed: int, keep: int) -> None:
+    def check(self, slots: int, needed: int, keep: int) -> None:  # noqa: B027 - a hook, not every policy refuses
         """Refuse a situation that the policy cannot serve (``full`` refuses to evict); default: accept.
 
         :param slots: slots in use per KV head; :param needed: slots that must be appended next;

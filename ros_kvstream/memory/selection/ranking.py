@@ -22,11 +22,11 @@ def recency(view: LayerSlots) -> Tensor:
     return order
 
 
-def keep_top(scores: Tensor, keep: int, tie_order: Tensor | None = None) -> Tensor:
+def keep_top(scores: Tensor, keep: int, view: LayerSlots | None = None) -> Tensor:
     """Indices of the ``keep`` highest scores per row, ascending int64 [rows, keep].
 
     :param scores: float or integer [rows, slots]; NaN ranks below everything.
-    :param tie_order: int64 [rows, slots]; of equal scores the higher wins, then the higher index.
+    :param view: the slots that the scores belong to; of equal scores the newer wins. Without it the higher index wins.
     """
     rows, slots = scores.shape
     if keep >= slots:
@@ -38,7 +38,7 @@ def keep_top(scores: Tensor, keep: int, tie_order: Tensor | None = None) -> Tens
     tied = scores == threshold
     missing = keep - mask.sum(-1, keepdim=True)
     if bool((tied.sum(-1, keepdim=True) > missing).any()):
-        tied = _first_of(tied, missing, tie_order)
+        tied = _first_of(tied, missing, None if view is None else recency(view))
     mask |= tied
     return mask.nonzero()[:, 1].view(rows, keep)
 

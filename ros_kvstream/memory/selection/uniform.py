@@ -9,11 +9,19 @@ from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.selection.ranking import recency
+from ros_kvstream.settings import require
 
 
 @dataclass(frozen=True)
 class UniformSettings:
-    """Uniform sampling has nothing to set."""
+    """Settings of ``uniform``."""
+
+    compatibility: str = "ours"
+    """ours, or reference: int(i * step) with the rounding of floating point, as published."""
+
+    def __post_init__(self) -> None:
+        name = "memory.policy_options.compatibility"
+        require(self.compatibility in ("ours", "reference"), name, self.compatibility, "ours or reference")
 
 
 class Uniform(SelectionPolicy):
@@ -27,6 +35,10 @@ class Uniform(SelectionPolicy):
     def select(self, view: LayerSlots, keep: int) -> Tensor:
         """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
         in_time = recency(view).argsort(dim=-1, stable=True)
-        # Integers, not int(i * step): a float step may fall one slot short of where it should land.
-        picks = torch.arange(keep, device=in_time.device) * view.slots // keep
+        steps = torch.arange(keep, device=in_time.device)
+        if self.settings.compatibility == "reference":
+            picks = (steps.double() * (view.slots / keep)).long()
+        else:
+            # Integers: a float step may fall one slot short of where it should land.
+            picks = steps * view.slots // keep
         return in_time[:, picks].sort(-1).values

@@ -1,0 +1,23 @@
+"""Which slots are recent: the newest whole frames inside a share of what is kept; they always stay."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.memory.selection.base import LayerSlots
+
+
+def recent_slots(view: LayerSlots, keep: int, share: float) -> Tensor:
+    """bool [kv_heads, slots]: the newest whole frames whose slots fit into ``share`` of ``keep``.
+
+    The newest frame is always recent (unless the share is 0), even where it alone is larger than the share; what of
+    it does not fit into ``keep`` is for the caller to cut, newest first.
+    """
+    if share <= 0.0:
+        return torch.zeros_like(view.frames, dtype=torch.bool)
+    fits = min(int(share * keep), view.slots - 1)
+    # All frames newer than the first slot that no longer fits are whole.
+    first_out = view.frames.kthvalue(view.slots - fits, dim=-1, keepdim=True).values
+    newest = view.frames.amax(-1, keepdim=True)
+    return view.frames >= torch.minimum(first_out + 1, newest)

@@ -1,0 +1,40 @@
+"""TaR, temporal-axis redundancy: slots that the recent frames do not show again stay (InfiniPot-V)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
+from ros_kvstream.memory.selection.ranking import keep_top
+from ros_kvstream.memory.selection.recent_share import recent_slots
+from ros_kvstream.memory.selection.redundancy import similarity_to_recent
+from ros_kvstream.settings import require_finite
+
+
+@dataclass(frozen=True)
+class TarSettings:
+    """Settings of ``tar``."""
+
+    recent_share: float = 0.125
+    """Share of the kept slots that belongs to the newest whole frames; the rest is compared with these."""
+
+    def __post_init__(self) -> None:
+        require_finite("memory.policy_options.recent_share", self.recent_share, 1e-6, 1.0)
+
+
+class Tar(SelectionPolicy):
+    """Keeps the recent frames, then the slots least similar to the recent keys of their patch, per KV head."""
+
+    name = "tar"
+
+    def __init__(self, settings: TarSettings | None = None) -> None:
+        self.settings = settings or TarSettings()
+
+    def select(self, view: LayerSlots, keep: int) -> Tensor:
+        """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
+        recent = recent_slots(view, keep, self.settings.recent_share)
+        novelty = similarity_to_recent(view, recent).neg_()
+        return keep_top(novelty.masked_fill_(recent, torch.inf), keep, view)
