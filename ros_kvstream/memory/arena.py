@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import BudgetPlan
-from ros_kvstream.memory.compaction import fill_holes
+from ros_kvstream.memory.compaction import fill_holes, kept_mask
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.memory.selection.base import LayerSlots
+from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 
 NO_FRAME = -1
 """Frame id of slots that hold text."""
@@ -23,7 +23,7 @@ class Mark:
     """A state of the arena to roll back to; cheap, since an append never touches slots in use."""
 
     used: int
-    pinned: int
+    frames_end: int
     generation: int
 
 
@@ -88,10 +88,12 @@ class Arena:
         self.device = torch.device(device)
         self.used = 0
         self.pinned = 0
+        self.frames_end = 0
         self.peak = 0
         self.compactions = 0
         self._generation = 0
         self._pending: Chunk | None = None
+        self._pending_frames = False
         self._layers: list[_Layer] = []
         self._scratch = torch.empty(0)
         try:
@@ -128,8 +130,8 @@ class Arena:
 
     @property
     def frame_slots_used(self) -> int:
-        """Slots per layer and KV head that frames fill now (outside of a question)."""
-        return self.used - self.pinned
+        """Slots per layer and KV head that frames fill now; a question behind them does not count."""
+        return self.frames_end - self.pinned
 
     @property
     def frame_slots_free(self) -> int:
@@ -141,12 +143,12 @@ class Arena:
         layer = self._layers[index]
         return layer.keys[:, : self.used], layer.values[:, : self.used]
 
-    def view(self, index: int) -> LayerSlots:
+    def frame_slots(self, index: int) -> LayerSlots:
         """The frame slots of one layer as the policies see them (views, no copy).
 
         Un-rotated keys are made in the arena's one scratch: they are valid until the next layer's are asked for.
         """
-        layer, frames = self._layers[index], slice(self.pinned, self.used)
+        layer, frames = self._layers[index], slice(self.pinned, self.frames_end)
 
         def into_scratch(keys: Tensor, positions: Tensor) -> Tensor:
             return self.rotary.unrotate(keys, positions, out=self._scratch[:, : keys.shape[1]])
@@ -161,6 +163,7 @@ class Arena:
             frames=layer.frames[:, frames],
             cameras=layer.cameras[:, frames],
             unrotate=into_scratch,
+            rotary=self.rotary,
         )
 
     def frames_kept(self) -> dict[int, float]:
@@ -168,7 +171,7 @@ class Arena:
         counts: dict[int, float] = {}
         rows = self.plan.shape.layers * self.plan.shape.kv_heads
         for layer in self._layers:
-            ids, numbers = torch.unique(layer.frames[:, self.pinned : self.used], return_counts=True)
+            ids, numbers = torch.unique(layer.frames[:, self.pinned : self.frames_end], return_counts=True)
             for frame, number in zip(ids.tolist(), numbers.tolist(), strict=True):
                 counts[frame] = counts.get(frame, 0.0) + number / rows
         counts.pop(NO_FRAME, None)
@@ -183,13 +186,15 @@ class Arena:
         :raises CapacityError: when it does not fit; nothing has changed then.
         """
         tokens = chunk.frames.shape[0]
+        if frames and self.used != self.frames_end:
+            raise CapacityError("frames cannot be appended behind a question: roll it back first")
         limit = self.pinned + self.plan.frame_slots if frames else self.plan.slots
         if self.used + tokens > limit:
             raise CapacityError(
                 f"{tokens} tokens do not fit: {self.used} of {limit} slots are in use. "
                 "Shorten the question or the answer, or raise memory.budget_mib."
             )
-        self._pending = chunk
+        self._pending, self._pending_frames = chunk, frames
 
     def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the announced chunk's keys and values into one layer, behind the slots in use.
@@ -213,6 +218,7 @@ class Arena:
         """Make the written chunk part of the memory."""
         if self._pending is not None:
             self.used += self._pending.frames.shape[0]
+            self.frames_end = self.used if self._pending_frames else self.frames_end
             self.peak = max(self.peak, self.used)
             self._pending = None
 
@@ -222,11 +228,16 @@ class Arena:
 
     def pin(self) -> None:
         """Declare all slots in use as the prompt: never shown to a policy, never evicted."""
-        self.pinned = self.used
+        self.pinned = self.frames_end = self.used
+
+    def visible(self, frame_ids: list[int]) -> list[Tensor]:
+        """Per layer bool [kv_heads, used]: True for text and for slots of these frames."""
+        wanted = torch.tensor([NO_FRAME, *frame_ids], dtype=torch.int32, device=self.device)
+        return [torch.isin(layer.frames[:, : self.used], wanted) for layer in self._layers]
 
     def clear(self) -> None:
         """Forget everything, prompt included."""
-        self.used = self.pinned = self.peak = self.compactions = 0
+        self.used = self.pinned = self.frames_end = self.peak = self.compactions = 0
         self._generation += 1
         self._pending = None
 
@@ -234,7 +245,7 @@ class Arena:
 
     def mark(self) -> Mark:
         """The state to come back to after a question."""
-        return Mark(self.used, self.pinned, self._generation)
+        return Mark(self.used, self.frames_end, self._generation)
 
     def roll_back(self, mark: Mark) -> None:
         """Return to ``mark`` bit for bit: appends only ever wrote behind it.
@@ -244,29 +255,43 @@ class Arena:
         if mark.generation != self._generation:
             raise CapacityError("roll back across a compaction: the marked slots have moved")
         self._pending = None
-        self.used, self.pinned = mark.used, mark.pinned
+        self.used, self.frames_end = mark.used, mark.frames_end
 
     # -- make room ------------------------------------------------------------------------------------------------
 
     def keep(self, kept: list[Tensor]) -> None:
         """Keep only the given frame slots, in place: kept rows from behind fill the holes in front.
 
-        :param kept: per layer int [kv_heads, keep], indices into the frame slots, ascending.
+        :param kept: per layer int [kv_heads, keep], indices into the frame slots, or bool [kv_heads, frame slots].
         """
-        keep = kept[0].shape[1]
+        if self.used != self.frames_end:
+            raise CapacityError("a question is still behind the frames: roll it back before a compaction")
+        keep = int(kept[0][0].sum()) if kept[0].dtype == torch.bool else kept[0].shape[1]
         for layer, indices in zip(self._layers, kept, strict=True):
-            region = [tensor[:, self.pinned : self.used] for tensor in layer.tensors]
+            region = [tensor[:, self.pinned : self.frames_end] for tensor in layer.tensors]
             fill_holes(region, indices)
-        self.used = self.pinned + keep
+        self.used = self.frames_end = self.pinned + keep
         self.compactions += 1
         self._generation += 1
+
+    def compact(self, policy: SelectionPolicy, keep: int) -> None:
+        """Let the policy choose ``keep`` frame slots per KV head in every layer, then keep those in place.
+
+        All layers are chosen before the first is touched, so a policy that fails leaves the memory as it was; between
+        the two a layer's choice takes one byte a slot.
+        """
+        masks = []
+        for index in range(len(self._layers)):
+            view = self.frame_slots(index)
+            masks.append(kept_mask(policy.select(view, keep), view.slots))
+        self.keep(masks)
 
     def replace_positions(self, new_t: Callable[[Tensor], Tensor]) -> None:
         """Give every frame slot a new temporal position and rotate its key there, once, in float32.
 
         :param new_t: old t -> new t, elementwise on int32 tensors.
         """
-        rows = slice(self.pinned, self.used)
+        rows = slice(self.pinned, self.frames_end)
         for layer in self._layers:
             old = layer.positions[:, rows]
             raw = self.rotary.unrotate(layer.keys[:, rows], old, out=self._scratch[:, : old.shape[1]])

@@ -21,6 +21,8 @@ class FrameRecord:
     stamp_end: float
     """Seconds of the last redundant frame that this one stands for."""
     camera: str
+    tokens: int
+    """Visual tokens that were prefilled for it."""
     segment: int
     """Counts the jumps of the clock before this frame; frames of older segments are never "now"."""
 
@@ -53,9 +55,9 @@ class FrameLog:
             raise FrameError(f"camera {camera!r}: there are {MAX_CAMERAS} cameras already. Use fewer names.")
         return self._cameras.setdefault(camera, len(self._cameras))
 
-    def add(self, stamp: float, camera: str, segment: int) -> FrameRecord:
+    def add(self, stamp: float, camera: str, tokens: int, segment: int = 0) -> FrameRecord:
         """Record a new frame."""
-        record = FrameRecord(self._next, stamp, stamp, camera, segment)
+        record = FrameRecord(self._next, stamp, stamp, camera, tokens, segment)
         self._records[record.frame_id] = record
         self._next += 1
         return record
@@ -73,6 +75,11 @@ class FrameLog:
         """Forget all frames but these."""
         wanted = set(frame_ids)
         self._records = {frame: record for frame, record in self._records.items() if frame in wanted}
+
+    def forget(self, frame_ids: Iterable[int]) -> None:
+        """Forget these frames, as if they had never come."""
+        for frame in frame_ids:
+            self._records.pop(frame, None)
 
     def matching(self, camera: str, since: float, until: float) -> list[int]:
         """Ids of known frames of a camera ('' = all) whose span meets [since, until] (0 = unbounded), seconds."""

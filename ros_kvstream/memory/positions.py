@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ros_kvstream.errors import SettingsError
+
 JITTER_SECONDS = 1.0
 """Stamps may run backward by this much (several cameras, one queue) without opening a new segment."""
+
+SMALLEST_RANGE = 16
+"""Temporal positions that must be left beside the room for text, or every frame would re-base."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,25 @@ class Rebase:
 class PositionClock:
     """Temporal position of each stamp: seconds x tokens per second from an anchor, rounded.
 
-    A jump backward (a looping bag) or forward beyond half of the range opens a new segment that starts one second
-    after the newest position, so that positions never run backward and order is kept.
+    A jump backward (a looping bag) or far forward (a clock that was set) opens a new segment that starts one second
+    after the newest position, so that order is kept and the range is not left.
     """
 
-    def __init__(self, start: int, tokens_per_second: float, limit: int) -> None:
-        """:param start: position of the first frame; :param limit: first position that must not be reached."""
+    def __init__(self, start: int, tokens_per_second: float, limit: int, room: int = 0) -> None:
+        """Positions of frames run from ``start`` to below ``limit - room``.
+
+        :param room: positions kept free behind the newest frame, for the question and its answer.
+        :raises SettingsError: when next to nothing is left for frames.
+        """
+        self._usable = limit - start - room
+        if self._usable < SMALLEST_RANGE:
+            raise SettingsError(
+                f"position limit = {limit}: {start} prompt positions and {room} for question and answer leave "
+                f"{self._usable} for frames, at least {SMALLEST_RANGE} are needed. "
+                "Lower memory.max_question_tokens or memory.max_answer_tokens."
+            )
         self.start = start
         self.tokens_per_second = tokens_per_second
-        self.limit = limit
         self.newest = start
         self.segment = 0
         self.rebases = 0
@@ -49,41 +64,37 @@ class PositionClock:
         self._anchor_t = start
         self._newest_stamp = 0.0
 
-    def advance(self, stamp: float) -> int:
-        """The temporal position of a frame with this stamp; remembers it as the newest moment."""
-        if self._anchor_stamp is None:
-            self._anchor(stamp, self.newest)
-        elif self._jumped(stamp):
-            self._anchor(stamp, self.newest + max(1, round(self.tokens_per_second)))
-            self.segment += 1
-        t = max(self.start, self._position(stamp))
-        self.newest = max(self.newest, t)
-        self._newest_stamp = max(self._newest_stamp, stamp) if t >= self.newest else self._newest_stamp
-        return t
+    def rebase(self, stamp: float) -> Rebase | None:
+        """The re-basing that is due before a frame with this stamp, or None; rare: once every half range.
 
-    def _anchor(self, stamp: float, t: int) -> None:
-        self._anchor_stamp, self._anchor_t, self._newest_stamp = stamp, t, stamp
-
-    def _position(self, stamp: float) -> int:
-        assert self._anchor_stamp is not None
-        return self._anchor_t + round((stamp - self._anchor_stamp) * self.tokens_per_second)
-
-    def _jumped(self, stamp: float) -> bool:
-        backward = stamp < self._newest_stamp - JITTER_SECONDS
-        return backward or self._position(stamp) - self.newest > (self.limit - self.start) // 2
-
-    def rebase(self, room: int) -> Rebase | None:
-        """The re-basing that is due before ``room`` more positions can be used, or None while they fit.
-
-        Newest goes to the middle of the range, so that it is rare: once in every half range.
+        The caller applies it to all positions in use before it calls ``advance``.
         """
-        if self.newest + room < self.limit:
+        if self._next(stamp)[0] < self.start + self._usable:
             return None
-        middle = self.start + (self.limit - self.start) // 2
+        middle = self.start + self._usable // 2
         shift = self.newest - middle
         exact = middle - (middle - self.start) // 2
-        change = Rebase(self.start, exact + shift, shift)
         self._anchor_t -= shift
         self.newest = middle
         self.rebases += 1
-        return change
+        return Rebase(self.start, exact + shift, shift)
+
+    def advance(self, stamp: float) -> int:
+        """The temporal position of a frame with this stamp; remembers it as a moment of the stream."""
+        t, jumped = self._next(stamp)
+        if self._anchor_stamp is None or jumped:
+            self.segment += int(jumped)
+            self._anchor_stamp, self._anchor_t, self._newest_stamp = stamp, t, stamp
+        self._newest_stamp = max(self._newest_stamp, stamp)
+        self.newest = max(self.newest, t)
+        return t
+
+    def _next(self, stamp: float) -> tuple[int, bool]:
+        """Position that this stamp would get, and whether it would open a new segment."""
+        if self._anchor_stamp is None:
+            return self.newest, False
+        t = max(self.start, self._anchor_t + round((stamp - self._anchor_stamp) * self.tokens_per_second))
+        backward = stamp < self._newest_stamp - JITTER_SECONDS
+        if backward or t - self.newest >= self._usable // 2:
+            return self.newest + max(1, min(round(self.tokens_per_second), self._usable // 2 - 1)), True
+        return t, False

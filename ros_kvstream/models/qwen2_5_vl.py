@@ -126,7 +126,9 @@ class Qwen25VL(VideoLanguageModel):
 
     def suffix_ids(self, question: str) -> list[int]:
         """Tokens after the frames; special-token spellings inside the question are read as plain text."""
-        question_ids = self.tokenizer(question, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        for token in self.tokenizer.get_added_vocab():
+            question = question.replace(token, f"{token[0]} {token[1:]}")
+        question_ids = self.tokenizer(question, add_special_tokens=False)["input_ids"]
         return [*self._tokenize(self._between), *question_ids, *self._tokenize(self._after)]
 
     @torch.inference_mode()

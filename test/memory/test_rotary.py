@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ros_kvstream.memory.rotary import BLOCK_SLOTS, Rotary
+
+
+def rotary(half: int, scaling: float = 1.0) -> Rotary:
+    frequencies = 1.0 / (1e4 ** (torch.arange(half).float() / half))
+    return Rotary(frequencies, torch.arange(half) % 3, scaling)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([4, 8, 16]), st.integers(1, 20), st.sampled_from([1.0, 1.3]))
+def test_unrotate_undoes_rotate(seed: int, half: int, slots: int, scaling: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randn(2, slots, 2 * half, generator=generator)
+    positions = torch.randint(0, 4000, (2, slots, 3), generator=generator, dtype=torch.int32)
+    turn = rotary(half, scaling)
+    back = turn.unrotate(turn.rotate(keys, positions), positions)
+    assert torch.allclose(back, keys, atol=2e-5)
+
+
+def test_blocks_do_not_change_the_result() -> None:
+    keys = torch.randn(1, BLOCK_SLOTS + 7, 8)
+    positions = torch.randint(0, 500, (1, BLOCK_SLOTS + 7, 3), dtype=torch.int32)
+    turn = rotary(4)
+    whole = turn.rotate(keys, positions)
+    single = torch.cat([turn.rotate(keys[:, i : i + 1], positions[:, i : i + 1]) for i in range(keys.shape[1])], 1)
+    assert torch.equal(whole, single)
+
+
+def test_rotation_in_place_equals_rotation_into_a_new_tensor() -> None:
+    keys, positions = torch.randn(3, 50, 16), torch.randint(0, 99, (3, 50, 3), dtype=torch.int32)
+    turn = rotary(8)
+    expected = turn.rotate(keys, positions)
+    assert torch.equal(turn.rotate(keys, positions, out=keys), expected)
+
+
+def test_dot_products_depend_on_the_distance_of_positions_only() -> None:
+    turn = rotary(8)
+    query, key = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
+    at = torch.tensor([[[5, 2, 3]]], dtype=torch.int32)
+    other = torch.tensor([[[9, 4, 1]]], dtype=torch.int32)
+    near = (turn.rotate(query, at) * turn.rotate(key, other)).sum()
+    far = (turn.rotate(query, at + 700) * turn.rotate(key, other + 700)).sum()
+    assert torch.allclose(near, far, atol=1e-3)

@@ -1,0 +1,99 @@
+"""Random tiny models of the real architectures, with a small tokenizer, made in memory: no file, no hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from ros_kvstream.models.qwen2_5_vl import Qwen25VL
+
+SPECIAL = ["<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
+SPECIAL += ["<|image_pad|>", "<|video_pad|>"]
+WORDS = "user assistant system what colour is the cone red green blue left right where was a ? .".split()
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """Word-level, with Qwen's special tokens and a chat template of its form."""
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *WORDS, "\n"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
+    split = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = split
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<|unk|>", pad_token="<|pad|>", eos_token="<|im_end|>"
+    )
+    fast.add_special_tokens({"additional_special_tokens": SPECIAL[2:]})
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def image_processor(pixels: int = 56 * 56) -> Any:
+    """Qwen's own, limited to small pictures."""
+    try:
+        from transformers import Qwen2VLImageProcessorPil as Processor
+    except ImportError:
+        from transformers import Qwen2VLImageProcessor as Processor
+    return Processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels})
+
+
+def qwen2_5_vl(
+    *,
+    seed: int = 0,
+    layers: int = 3,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    sections: tuple[int, int, int] = (4, 2, 2),
+    tokens_per_second: int = 2,
+    pixels: int = 56 * 56,
+    limit: int = 4096,
+    dtype: torch.dtype = torch.float32,
+) -> Qwen25VL:
+    """A random Qwen2.5-VL of the given shape behind our interface."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    tokenizer = small_tokenizer()
+    hidden = heads * head_dim
+    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "vision_end")}
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": limit,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)},
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": hidden,
+            "tokens_per_second": tokens_per_second,
+            "fullatt_block_indexes": [1],
+            "window_size": 56,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        vision_start_token_id=ids["vision_start"],
+        vision_end_token_id=ids["vision_end"],
+    )
+    torch.manual_seed(seed)
+    network = Qwen2_5_VLForConditionalGeneration(config).to(dtype)
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return Qwen25VL("random", network, tokenizer, image_processor(pixels))
