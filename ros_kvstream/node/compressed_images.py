@@ -1,0 +1,121 @@
+"""sensor_msgs/CompressedImage -> RGB uint8 [height, width, 3], whatever the driver wrote into ``format``."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+from ros_kvstream.errors import FrameError
+from ros_kvstream.node.images import DepthRendering, Pixels, Rgb, refuse_depth, render_depth, to_eight_bits
+
+if TYPE_CHECKING:
+    from sensor_msgs.msg import CompressedImage
+
+MAX_PIXELS = 1 << 26
+"""Largest picture that is decoded (67 megapixels); a small file that claims more is refused before decoding."""
+_COMPRESSED_DEPTH_HEADER = 12
+"""Bytes before the PNG in a compressedDepth message: an enumeration and two floats."""
+_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""JPEG markers of a frame header, which holds the size."""
+
+
+def compressed_to_rgb(message: CompressedImage, depth: DepthRendering | None = None) -> Rgb:
+    """Decode a JPEG, PNG or WebP message to RGB.
+
+    The kind is taken from the data, not from ``format``: drivers write "jpeg", "jpg", "rgb8; jpeg compressed bgr8",
+    "image/png" or nothing. ``format`` only tells depth images from pictures. Orientation tags are ignored, so that
+    pixels stay where the camera's calibration has them.
+
+    :returns: uint8 [height, width, 3].
+    :raises FrameError: no such picture, cut short, too large, or a depth image that is refused.
+    """
+    depth = depth or DepthRendering()
+    text = message.format.strip()
+    encoding = text.split(";")[0].strip().lower()
+    data = bytes(message.data)
+    if "compresseddepth" in text.lower():
+        refuse_depth(text[:40], depth)
+        if encoding not in ("16uc1", ""):
+            raise FrameError(f"compressed depth of encoding {text[:40]!r} is not supported; 16UC1 is.")
+        return render_depth(_single_depth_channel(_decode(data[_COMPRESSED_DEPTH_HEADER:], text), text), depth)
+    pixels = _decode(data, text)
+    if encoding in ("16uc1", "32fc1"):
+        refuse_depth(text[:40], depth)
+        return render_depth(_single_depth_channel(pixels, text), depth)
+    return _to_rgb(to_eight_bits(pixels))
+
+
+def _to_rgb(pixels: Pixels) -> Rgb:
+    """Turn what OpenCV decodes (grey, BGR or BGRA) into RGB."""
+    if pixels.ndim == 2:
+        code = cv2.COLOR_GRAY2RGB
+    else:
+        code = cv2.COLOR_BGRA2RGB if pixels.shape[2] == 4 else cv2.COLOR_BGR2RGB
+    return np.asarray(cv2.cvtColor(pixels, code), dtype=np.uint8)
+
+
+def _single_depth_channel(pixels: Pixels, text: str) -> Pixels:
+    if pixels.ndim != 2 or pixels.dtype != np.uint16:
+        raise FrameError(f"compressed image of format {text[:40]!r} holds no 16-bit depth.")
+    return pixels
+
+
+def _decode(data: bytes, text: str) -> Pixels:
+    """Decode to [height, width] or [height, width, 3 or 4], 8 or 16 bits, colours in OpenCV's order."""
+    width, height = _size(data, text)
+    if width * height > MAX_PIXELS:
+        raise FrameError(f"compressed image claims {width} x {height} pixels; at most {MAX_PIXELS} are decoded.")
+    flags = cv2.IMREAD_IGNORE_ORIENTATION | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise FrameError(f"compressed image of format {text[:40]!r} cannot be decoded: {error.err}.") from error
+    if pixels is None or pixels.size == 0 or pixels.dtype not in (np.uint8, np.uint16):
+        raise FrameError(f"compressed image of format {text[:40]!r} ({len(data)} bytes) cannot be decoded.")
+    return pixels
+
+
+def _size(data: bytes, text: str) -> tuple[int, int]:
+    """Read (width, height) from the header; raise FrameError for another kind of data or a picture cut short."""
+    if data.startswith(b"\xff\xd8"):
+        if data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda") or b"\xff\xda" not in data:
+            raise FrameError(f"JPEG image is cut short: no end marker in {len(data)} bytes.")
+        return _jpeg_size(data)
+    if data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) >= 24:
+        if b"IEND" not in data[-64:]:
+            raise FrameError(f"PNG image is cut short: no end in {len(data)} bytes.")
+        width, height = struct.unpack(">II", data[16:24])
+        return width, height
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP" and len(data) >= 30:
+        if struct.unpack("<I", data[4:8])[0] + 8 > len(data):
+            raise FrameError(f"WebP image is cut short at {len(data)} bytes.")
+        return _webp_size(data)
+    raise FrameError(f"compressed image of format {text[:40]!r} ({len(data)} bytes) is no JPEG, PNG or WebP.")
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    """Walk the JPEG's segments to its frame header."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker in _JPEG_SIZES:
+            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+            return width, height
+        # Fill bytes (0xFF) and markers without a length are one step, segments carry their length.
+        at += 1 if marker == 0xFF else 2 + struct.unpack(">H", data[at + 2 : at + 4])[0]
+    raise FrameError(f"JPEG image of {len(data)} bytes has no frame header.")
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Read the size from the first chunk of a WebP file (lossy, lossless or extended)."""
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    width, height = struct.unpack("<HH", data[26:30])
+    return width & 0x3FFF, height & 0x3FFF

@@ -1,0 +1,54 @@
+"""The executable ``kvstream_node``: one executor thread, one worker thread, and a clean end on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+
+from ros_kvstream.errors import SettingsError
+from ros_kvstream.node.lifecycle_node import KvStreamNode
+
+BAD_PARAMETER = 2
+"""Exit status for a parameter value that is refused at start."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the node until it is told to end; returns the exit status."""
+    rclpy.init(args=arguments)
+    try:
+        node = KvStreamNode()
+    except SettingsError as error:
+        rclpy.logging.get_logger("kvstream").fatal(str(error))
+        rclpy.try_shutdown()
+        return BAD_PARAMETER
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        if node.parameters.value("autostart"):
+            start(node)
+        executor.spin()
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    finally:
+        node.destroy_node()
+        executor.shutdown(timeout_sec=1.0)
+        rclpy.try_shutdown()
+    if not node.released:
+        # A model that is still being loaded by the worker's thread must not hold up the end of the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+def start(node: KvStreamNode) -> bool:
+    """Configure and activate; a failure is logged by the node and leaves it unconfigured."""
+    return (node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+            and node.trigger_activate() == TransitionCallbackReturn.SUCCESS)
+
+

@@ -1,0 +1,133 @@
+"""Records to messages and requests to questions: the only place that knows the fields of this package's interfaces."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from builtin_interfaces.msg import Time
+from sensor_msgs.msg import CompressedImage, Image
+
+from ros_kvstream import msg, records
+from ros_kvstream.node.accounting import CameraCount, DropCause
+from ros_kvstream.node.questions import Question
+from ros_kvstream.srv import Query
+
+NANOSECONDS = 1_000_000_000
+
+
+def to_seconds(stamp: Time) -> float:
+    """Seconds of a stamp."""
+    return stamp.sec + stamp.nanosec / NANOSECONDS
+
+
+def to_stamp(seconds: float) -> Time:
+    """Stamp of seconds, to the nearest that a float holds; values outside int32 seconds become zero."""
+    if not math.isfinite(seconds) or abs(seconds) >= 2**31 - 1:
+        return Time()
+    whole, nanoseconds = divmod(round(seconds * NANOSECONDS), NANOSECONDS)
+    return Time(sec=int(whole), nanosec=int(nanoseconds))
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """What the node itself adds to the memory's figures in KvStats."""
+
+    model: str
+    policy: str
+    process_bytes: int
+    frames: CameraCount
+    waiting: int
+    capacity: int
+    questions_waiting: int
+    frame_age_ms: float = 0.0
+    vision_ms: float = 0.0
+    prefill_ms: float = 0.0
+    compaction_ms: float = 0.0
+    frames_per_second: float = 0.0
+
+
+def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -> msg.KvStats:
+    """Build the KvStats message."""
+    message = msg.KvStats(
+        model=node.model, policy=node.policy, process_bytes=node.process_bytes,
+        frames_published=node.frames.published, frames_seen=node.frames.seen,
+        frames_kept=node.frames.kept, frames_gated=node.frames.gated,
+        drop_causes=[cause.value for cause in DropCause],
+        drop_counts=[node.frames.dropped[cause.value] for cause in DropCause],
+        queue_length=node.waiting, queue_capacity=node.capacity, questions_waiting=node.questions_waiting,
+        oldest_stamp=to_stamp(memory.oldest_stamp), newest_stamp=to_stamp(memory.newest_stamp),
+        frame_age_ms=node.frame_age_ms, vision_ms=node.vision_ms, prefill_ms=node.prefill_ms,
+        compaction_ms=node.compaction_ms, frames_per_second=node.frames_per_second,
+    )
+    for name in ("budget_bytes", "allocated_bytes", "used_bytes", "peak_bytes", "slots", "slots_used",
+                 "frames_remembered", "compactions", "rebases", "questions", "archive_budget_bytes", "archive_bytes",
+                 "archive_frames"):
+        setattr(message, name, getattr(memory, name))
+    message.header.stamp = stamp
+    return message
+
+
+def evidence_message(evidence: records.FrameEvidence) -> msg.FrameEvidence:
+    """Build the FrameEvidence message."""
+    experts = sorted(evidence.ranks)
+    return msg.FrameEvidence(
+        frame_id=evidence.frame_id, stamp=to_stamp(evidence.stamp), stamp_end=to_stamp(evidence.stamp_end),
+        camera=evidence.camera, score=float(evidence.score), kept_share=float(evidence.kept_share), experts=experts,
+        ranks=[evidence.ranks[expert] for expert in experts],
+        scores=[float(evidence.scores.get(expert, 0.0)) for expert in experts],
+    )
+
+
+def latency_message(latency: records.LatencyBreakdown) -> msg.LatencyBreakdown:
+    """Build the LatencyBreakdown message."""
+    names = ("queue_ms", "flush_ms", "retrieval_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms")
+    return msg.LatencyBreakdown(answer_tokens=latency.answer_tokens, **{name: getattr(latency, name) for name in names})
+
+
+def question_from(request: Query.Request, default_timeout: float) -> Question:
+    """Read a query; raise QuestionError for limits that make no sense."""
+    return Question(
+        text=request.question, camera=request.camera, since=to_seconds(request.since), until=to_seconds(request.until),
+        max_new_tokens=request.max_new_tokens, conversation_id=request.conversation_id,
+        timeout=default_timeout if request.timeout_s == 0.0 else request.timeout_s,
+    )
+
+
+def fill_answer(response: Query.Response, answer: records.Answer, memory: msg.KvStats) -> Query.Response:
+    """Fill a query's response with an answer."""
+    response.success = True
+    response.answer = answer.text
+    response.finish_reason = answer.finish_reason
+    response.asked_at = to_stamp(answer.asked_at)
+    response.evidence = [evidence_message(evidence) for evidence in answer.evidence]
+    response.latency = latency_message(answer.latency)
+    response.memory = memory
+    return response
+
+
+def fill_refusal(response: Query.Response, reason: str, memory: msg.KvStats) -> Query.Response:
+    """Fill a query's response with the reason why there is no answer."""
+    response.success = False
+    response.message = reason
+    response.memory = memory
+    return response
+
+
+def answer_message(request: Query.Request, response: Query.Response) -> msg.Answer:
+    """Build the message that records a query and its response."""
+    message = msg.Answer(
+        question=request.question, camera=request.camera, since=request.since, until=request.until,
+        conversation_id=request.conversation_id, success=response.success, message=response.message,
+        answer=response.answer, finish_reason=response.finish_reason, evidence=response.evidence,
+        latency=response.latency, memory=response.memory,
+    )
+    message.header.stamp = response.asked_at
+    return message
+
+
+def image_type(transport: str) -> type[Image] | type[CompressedImage]:
+    """Message type of a transport."""
+    return CompressedImage if transport == "compressed" else Image
+
+

@@ -1,0 +1,177 @@
+"""Every parameter of the node in one table: name, type, default, range, when it may change, and its consequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ros_kvstream.settings import POLICIES
+
+Value = bool | int | float | str
+
+
+class Change(Enum):
+    """When a parameter may be changed."""
+
+    START = "only when the node is started"
+    CONFIGURE = "while the node is unconfigured; it takes effect at the next configure"
+    RUNNING = "at any time, also while the node is active"
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter of the node."""
+
+    name: str
+    default: Value
+    """Its type is the parameter's type; an integer is also accepted for a float."""
+    description: str
+    """What it does and what follows from setting it."""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    change: Change = Change.CONFIGURE
+    setting: str = ""
+    """Where the value goes in StreamSettings ("memory.budget_mib"); empty for the node's own parameters."""
+
+    @property
+    def constraints(self) -> str:
+        """The limits in words, as `ros2 param describe` shows them."""
+        limits = f"One of: {', '.join(self.choices)}. " if self.choices else ""
+        return f"{limits}May be changed {self.change.value}."
+
+
+def _setting(name: str, default: Value, description: str, low: float | None = None, high: float | None = None, *,
+             choices: tuple[str, ...] = (), change: Change = Change.CONFIGURE, setting: str = "") -> ParameterSpec:
+    return ParameterSpec(name, default, description, low, high, choices, change, setting or name)
+
+
+MODEL = (
+    _setting("model", "tiny", "'tiny' (the model in this package), a local folder, or a hub id; a model of a family "
+             "that is not supported is refused at configure.", setting="model.path"),
+    _setting("device", "auto", "auto, cpu, cuda or cuda:N; auto takes the GPU where there is one.",
+             setting="model.device"),
+    _setting("dtype", "auto", "Number format of weights and memory; 16 bits halve the bytes per remembered token. "
+             "auto: the checkpoint's own on a GPU, float32 on a CPU.", choices=("auto", "float32", "bfloat16", "float16"),
+             setting="model.dtype"),
+    _setting("max_frame_pixels", 0, "Larger frames are scaled down to this many pixels, which costs detail and saves "
+             "time and memory; 0 keeps the model's own limit.", 0, 1 << 26, setting="model.max_frame_pixels"),
+    _setting("seed", 0, "Seed of everything random (untrained weights); equal seeds give equal answers.",
+             0, 2**31 - 1),
+)
+
+MEMORY = (
+    _setting("memory.budget_mib", 64.0, "Hard cap in MiB of everything the memory allocates, the room for question and "
+             "answer included. Less forgets sooner; too little is refused with the smallest that works.",
+             0.01, 1 << 22, change=Change.RUNNING),
+    _setting("memory.policy", "infinipot_v", "How the memory chooses what to forget when it is full. 'full' forgets "
+             "nothing: frames are refused once the budget is used up.", choices=POLICIES),
+    _setting("memory.policy_options", "", "Settings of the policy as 'name=value name=value', such as 'alpha=0.5'; an "
+             "unknown name is refused at configure."),
+    _setting("memory.keep_ratio", 0.75, "Share of the frame slots that survives when room is made. More keeps more and "
+             "makes room more often, which costs time.", 0.05, 0.99),
+    _setting("memory.block_frames", 1, "Frames that are prefilled together: more is faster, and a frame waits for its "
+             "block; a question flushes a half-filled one.", 1, 256),
+    _setting("memory.max_question_tokens", 256, "Longest question in tokens; longer ones are refused. Slots for it are "
+             "taken from the budget.", 8, 8192),
+    _setting("memory.max_answer_tokens", 128, "Longest answer in tokens; a query that asks for more is refused. Slots "
+             "for it are taken from the budget.", 1, 4096),
+    _setting("memory.position_limit", 0, "Positions are re-based before they reach this; 0 takes the model's own "
+             "trained range.", 0, 1 << 24),
+)
+
+GATE = (
+    _setting("gate.mode", "flow", "Which frames are too much like the newest kept one to be computed: off (none), flow "
+             "(fixed thresholds), adaptive (thresholds follow a target).", choices=("off", "flow", "adaptive")),
+    _setting("gate.motion", 8.0, "Speed that counts as motion, in pixels of the original picture per second. Higher "
+             "drops more frames.", 0.01, 1e5),
+    _setting("gate.residual", 3.0, "Change that motion does not explain, in grey levels over one block. Higher drops "
+             "more frames and misses smaller things.", 0.01, 255.0),
+    _setting("gate.block", 8, "Side of the block over which a change is averaged, in pixels of the small picture; less "
+             "finds smaller things.", 2, 64),
+    _setting("gate.side", 160, "Longest side of the small picture on which frames are compared, in pixels; more finds "
+             "smaller things and costs time.", 48, 1024),
+    _setting("gate.max_silence", 5.0, "Seconds after the newest kept frame at which a frame passes whatever it shows.",
+             0.01, 1e6),
+    _setting("gate.window", 1.0, "A displacement counts as made within at most this many seconds, so that slow drift "
+             "adds up to motion.", 0.01, 1e3),
+    _setting("gate.max_gain", 2.0, "Largest brightness or contrast ratio that is taken for exposure control; a larger "
+             "one (lights off) is news.", 1.0, 100.0),
+    _setting("gate.flow", "dis_fast", "Optical flow method.",
+             choices=("dis_ultrafast", "dis_fast", "dis_medium", "farneback")),
+    _setting("gate.target_share", 0.5, "adaptive: share of the frames that shall pass; not used where gate.target_rate "
+             "is set.", 0.001, 1.0),
+    _setting("gate.target_rate", 0.0, "adaptive: frames per second that shall pass; 0 takes gate.target_share.",
+             0.0, 1e4),
+    _setting("gate.adapt_range", 4.0, "adaptive: both thresholds stay within this factor of gate.motion and "
+             "gate.residual.", 1.0, 100.0),
+)
+
+SALIENCY = (
+    _setting("saliency.mode", "off", "off: every patch of a frame is kept; prune: patches without edges and without "
+             "colour variance are left out.", choices=("off", "prune")),
+    _setting("saliency.threshold", 3.0, "Saliency below which a patch may be left out, in grey levels. Higher leaves "
+             "out more.", 0.0, 1e3),
+    _setting("saliency.guard", 1, "Patches kept around every salient one, in patches.", 0, 16),
+    _setting("saliency.max_pruned", 0.5, "Largest share of a frame's patches that may be left out; the least salient "
+             "go first.", 0.0, 1.0),
+)
+
+INGEST = (
+    ParameterSpec("ingest.queue_frames", 2, "Frames per camera that wait for the memory at most; when one more comes "
+                  "the oldest is dropped and counted (cause 'queue'). More smooths bursts and makes 'now' older.", 1, 64),
+    ParameterSpec("ingest.depth", "refuse", "Depth images (16UC1, 32FC1): refuse drops them as no pictures; grey "
+                  "renders near as bright between ingest.depth_near and ingest.depth_far.", choices=("refuse", "grey")),
+    ParameterSpec("ingest.depth_near", 0.3, "Metres at and below which a depth pixel is white.", 0.0, 1e4),
+    ParameterSpec("ingest.depth_far", 10.0, "Metres at and beyond which a depth pixel is darkest; must be more than "
+                  "ingest.depth_near.", 0.0, 1e4),
+)
+
+QUERY = (
+    ParameterSpec("query.max_waiting", 3, "Questions that wait or are being answered at most; a further one is told "
+                  "'busy' at once.", 1, 64, change=Change.RUNNING),
+    ParameterSpec("query.timeout_s", 60.0, "Longest time for an answer in seconds, waiting included, for queries that "
+                  "name none; then generation stops at the next token and the query fails.", 0.01, 86400.0,
+                  change=Change.RUNNING),
+)
+
+FAULTS = (
+    ParameterSpec("faults.action", "continue", "After an error inside the memory: continue drops the frame or fails "
+                  "the question and goes on; deactivate leaves the active state so that a supervisor can act.",
+                  choices=("continue", "deactivate"), change=Change.RUNNING),
+    ParameterSpec("faults.limit", 5, "Errors in a row after which 'deactivate' acts.", 1, 1000, change=Change.RUNNING),
+)
+
+DIAGNOSTICS = (
+    ParameterSpec("diagnostics.no_image_s", 5.0, "Seconds without an image after which a camera is WARN, and the topic "
+                  "it waits on is named; ten times as long without one makes it STALE.", 0.1, 1e6,
+                  change=Change.RUNNING),
+    ParameterSpec("diagnostics.image_age_s", 1.0, "Seconds that the newest frame may lag behind its header stamp, "
+                  "before WARN.", 0.001, 1e6, change=Change.RUNNING),
+    ParameterSpec("diagnostics.drop_share", 0.5, "Share of the frames of the last seconds that may be dropped, for any "
+                  "cause but a gate, before WARN.", 0.0, 1.0, change=Change.RUNNING),
+)
+
+NODE = (
+    ParameterSpec("autostart", True, "Configure and activate by itself at start; a failure leaves the node "
+                  "unconfigured with the reason in diagnostics.", change=Change.START),
+)
+
+PARAMETERS: tuple[ParameterSpec, ...] = (
+    *MODEL, *MEMORY, *GATE, *SALIENCY, *INGEST, *QUERY, *FAULTS, *DIAGNOSTICS, *NODE,
+)
+"""All parameters but the cameras' own, which depend on the list ``cameras`` (see parameters.py)."""
+
+BY_NAME: dict[str, ParameterSpec] = {spec.name: spec for spec in PARAMETERS}
+
+MAX_CAMERAS = 8
+TRANSPORTS = ("raw", "compressed")
+CAMERAS_DESCRIPTION = (
+    f"Names of the cameras, 1 to {MAX_CAMERAS}; each has the parameters <camera>.topic and <camera>.transport. "
+    "Questions and evidence name cameras by these."
+)
+TOPIC_DESCRIPTION = (
+    "Topic with the camera's images: the base name, to which '/compressed' is added for that transport. Default: "
+    "'image' for a single camera (remap it), '<camera>/image' for several."
+)
+TRANSPORT_DESCRIPTION = "raw: sensor_msgs/Image; compressed: sensor_msgs/CompressedImage on <topic>/compressed."

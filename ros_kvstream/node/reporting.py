@@ -1,0 +1,151 @@
+"""Once a second: ~/stats and /diagnostics, from what the worker, the cameras and the meters know."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.lifecycle import LifecycleNode
+
+from ros_kvstream import msg
+from ros_kvstream.node.accounting import CameraCount, FrameAccount
+from ros_kvstream.node.cameras import CameraSubscription
+from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
+from ros_kvstream.node.messages import NodeFigures, stats_message, to_seconds
+from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.parameters import NodeParameters
+from ros_kvstream.node.worker import Worker
+from ros_kvstream.records import Answer, MemoryStats, Observation
+
+PERIOD = 1.0
+"""Seconds between reports."""
+LATELY = 10
+"""Reports over which "lately" looks back."""
+
+
+@dataclass
+class Session:
+    """What exists between configure and cleanup."""
+
+    worker: Worker
+    frames: FrameQueue
+    account: FrameAccount
+    policy: str
+    model: str = ""
+    trained: bool = True
+    cameras: list[CameraSubscription] = field(default_factory=list)
+
+
+class Reporter:
+    """Gathers the node's figures and publishes them. ``report`` runs in the heartbeat's thread."""
+
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters) -> None:
+        self.state = "unconfigured"
+        self.failure = ""
+        self.session: Session | None = None
+        self.meters = Meters()
+        self._node = node
+        self._parameters = parameters
+        self._process = psutil.Process()
+        self._newest = Observation(0, True, 0)
+        self._fault: tuple[float, str] | None = None
+        self._refusals: dict[str, tuple[float, str]] = {}
+        self._history: dict[str, deque[CameraCount]] = {}
+        self._stats = node.create_publisher(msg.KvStats, "~/stats", 10)
+        self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+
+    # -- told by the worker's thread --------------------------------------------------------------------------------
+
+    def observed(self, frame: QueuedFrame, observation: Observation) -> None:
+        """Note a frame that the memory took."""
+        self._newest = observation
+        now = time.monotonic()
+        self.meters.add("frame", 1e3 * (now - frame.arrived))
+        self.meters.add("age", 1e3 * (to_seconds(self._node.get_clock().now().to_msg()) - frame.stamp))
+        for name in ("vision", "prefill", "compaction"):
+            if value := getattr(observation, f"{name}_ms"):
+                self.meters.add(name, value)
+
+    def refused(self, camera: str, reason: str) -> None:
+        """Note why a frame was refused."""
+        self._refusals[camera] = (time.monotonic(), reason)
+
+    def fault(self, reason: str) -> None:
+        """Note an error inside the memory."""
+        self._fault = (time.monotonic(), reason)
+
+    def answered(self, answer: Answer) -> None:
+        """Note how long an answer took."""
+        latency = answer.latency
+        for name, value in (("question queue", latency.queue_ms), ("retrieval", latency.retrieval_ms),
+                            ("first token", latency.first_token_ms), ("answer", latency.total_ms)):
+            self.meters.add(name, value)
+        if latency.decode_ms and latency.answer_tokens > 1:
+            self.meters.add("tokens per second", 1e3 * (latency.answer_tokens - 1) / latency.decode_ms)
+
+    # -- published --------------------------------------------------------------------------------------------------
+
+    def stats(self) -> msg.KvStats:
+        """The figures now, as a message; all zero while unconfigured."""
+        session, stamp = self.session, self._node.get_clock().now().to_msg()
+        if session is None:
+            nothing = NodeFigures("", "", self._process.memory_info().rss, CameraCount(), 0, 0, 0)
+            return stats_message(stamp, MemoryStats(), nothing)
+        figures = NodeFigures(
+            model=session.model, policy=session.policy, process_bytes=self._process.memory_info().rss,
+            frames=session.account.total(), waiting=len(session.frames), capacity=session.frames.capacity,
+            questions_waiting=len(session.worker.questions), frame_age_ms=self.meters.spread("age").newest,
+            vision_ms=self._newest.vision_ms, prefill_ms=self._newest.prefill_ms,
+            compaction_ms=self._newest.compaction_ms, frames_per_second=self.meters.rate("frame"))
+        return stats_message(stamp, session.worker.stats, figures)
+
+    def report(self) -> None:
+        """Publish both topics once, and end questions whose time is up."""
+        if self.session is not None:
+            self.session.worker.questions.expire()
+            self._stats.publish(self.stats())
+        value = self._parameters.value
+        thresholds = Thresholds(*(value(f"diagnostics.{name}") for name in ("no_image_s", "image_age_s", "drop_share")))
+        message = DiagnosticArray(status=statuses(self._health(thresholds), thresholds))
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def _health(self, thresholds: Thresholds) -> Health:
+        session = self.session
+        return Health(
+            node=self._node.get_fully_qualified_name(), state=self.state, failure=self.failure,
+            fault=self._recent(self._fault), worker_alive=session is not None and session.worker.alive,
+            model=session.model if session else str(self._parameters.value("model")),
+            trained=session.trained if session else True, policy=session.policy if session else "",
+            memory=session.worker.stats if session else MemoryStats(),
+            process_bytes=self._process.memory_info().rss,
+            questions_waiting=len(session.worker.questions) if session else 0,
+            cameras=self._cameras(session, thresholds) if session else [], meters=self.meters)
+
+    def _cameras(self, session: Session, thresholds: Thresholds) -> Sequence[CameraHealth]:
+        healths = []
+        for camera in list(session.cameras):
+            name = camera.camera.name
+            count = session.account.camera(name)
+            history = self._history.setdefault(name, deque(maxlen=LATELY))
+            before = history[0] if history and history[0].received <= count.received else CameraCount()
+            history.append(count)
+            silence = camera.silence
+            healths.append(CameraHealth(
+                name=name, topic=camera.topic, silence=silence, heard=camera.heard, count=count,
+                why_silent=camera.why_silent() if silence > thresholds.no_image_s or camera.incompatible else "",
+                dropped_lately=dict(Counter(count.dropped) - Counter(before.dropped)),
+                received_lately=count.received - before.received,
+                incompatible=camera.incompatible,
+                last_refusal=self._recent(self._refusals.get(name))))
+        return healths
+
+    @staticmethod
+    def _recent(noted: tuple[float, str] | None) -> str:
+        """The text of a note while it is recent."""
+        return noted[1] if noted and time.monotonic() - noted[0] < LATELY * PERIOD else ""
