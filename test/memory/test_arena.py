@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.arenas import append, contents, make_arena, same
+from torch.nn.functional import scaled_dot_product_attention
+
+from ros_kvstream.errors import CapacityError
+from ros_kvstream.memory.arena import NO_FRAME, Arena
+from ros_kvstream.memory.budget import plan_budget, smallest_budget
+from ros_kvstream.memory.positions import Rebase
+
+
+def random_kept(arena: Arena, keep: int, seed: int) -> list[torch.Tensor]:
+    """Per layer and head a different random choice of slots."""
+    generator = torch.Generator().manual_seed(seed)
+    heads, slots = arena.plan.shape.kv_heads, arena.frame_slots_used
+    return [
+        torch.stack([torch.randperm(slots, generator=generator)[:keep].sort().values for _ in range(heads)])
+        for _ in range(arena.plan.shape.layers)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 9999),
+    st.integers(1, 39),
+    st.integers(0, 5),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.integers(1, 3),
+)
+def test_attention_after_compactions_equals_attention_over_the_chosen_slots_gathered_by_hand(
+    seed: int, keep: int, pinned: int, dtype: torch.dtype, rounds: int
+) -> None:
+    arena = make_arena(pinned=pinned, dtype=dtype)
+    wanted = [[plane.clone() for plane in arena.layer(index)] for index in range(2)]
+    frame = 0
+    for round_number in range(rounds):
+        while arena.frame_slots_free:
+            append(arena, min(3, arena.frame_slots_free), frame=frame, seed=seed + frame, t=frame)
+            frame += 1
+        kept = random_kept(arena, keep, seed + round_number)
+        for index in range(2):
+            planes = arena.layer(index)
+            rows = torch.cat([torch.arange(pinned).expand(2, -1), kept[index] + pinned], dim=1)
+            wanted[index] = [plane.gather(1, rows[..., None].expand(-1, -1, plane.shape[-1])) for plane in planes]
+        arena.keep(kept)
+    query = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    for index in range(2):
+        ours = scaled_dot_product_attention(query, *arena.layer(index))
+        theirs = scaled_dot_product_attention(query, *wanted[index])
+        assert torch.allclose(ours.float(), theirs.float(), atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 9999), st.integers(1, 39))
+def test_every_kept_slot_keeps_its_key_value_norm_position_frame_and_camera(seed: int, keep: int) -> None:
+    arena = make_arena()
+    for frame in range(10):
+        append(arena, 4, frame=frame, seed=seed + frame, t=frame)
+    kept = random_kept(arena, keep, seed)
+    before = [arena.frame_slots(index) for index in range(2)]
+    expected = []
+    for index, view in enumerate(before):
+        rows = kept[index]
+        expected.append(
+            [
+                {
+                    (int(view.frames[head, row]), *view.positions[head, row].tolist()): (
+                        view.keys[head, row].clone(),
+                        view.values[head, row].clone(),
+                        float(view.value_norms[head, row]),
+                    )
+                    for row in rows[head].tolist()
+                }
+                for head in range(2)
+            ]
+        )
+    arena.keep(kept)
+    for index in range(2):
+        view = arena.frame_slots(index)
+        for head in range(2):
+            found = {(int(f), *p.tolist()): i for i, (f, p) in enumerate(zip(view.frames[head], view.positions[head]))}
+            assert found.keys() == expected[index][head].keys()
+            for identity, row in found.items():
+                key, value, norm = expected[index][head][identity]
+                assert torch.equal(view.keys[head, row], key)
+                assert torch.equal(view.values[head, row], value)
+                assert float(view.value_norms[head, row]) == norm
+
+
+def test_the_pinned_prompt_survives_any_compaction_untouched() -> None:
+    arena = make_arena(pinned=5)
+    prompt = contents(arena)
+    for frame in range(10):
+        append(arena, 4, frame=frame, seed=frame)
+    arena.keep(random_kept(arena, 7, 1))
+    assert same(prompt, [tensor[:, :5].clone() for layer in arena._layers for tensor in layer.tensors])
+
+
+def test_roll_back_is_exact_after_text_and_after_a_failed_write() -> None:
+    arena = make_arena()
+    append(arena, 8, frame=0)
+    before = contents(arena)
+    mark = arena.mark()
+    append(arena, 6, frame=NO_FRAME, frames=False, seed=5)
+    with pytest.raises(CapacityError):
+        append(arena, 100, frame=NO_FRAME, frames=False)
+    arena.roll_back(mark)
+    assert arena.used == 11
+    assert same(before, contents(arena))
+
+
+def test_a_frame_that_does_not_fit_changes_nothing_and_names_the_remedy() -> None:
+    arena = make_arena()
+    append(arena, 38, frame=0)
+    before = contents(arena)
+    with pytest.raises(CapacityError, match=r"3 tokens do not fit.*raise memory.budget_mib"):
+        append(arena, 3, frame=1)
+    assert same(before, contents(arena))
+
+
+def test_frames_cannot_take_the_room_of_a_question() -> None:
+    arena = make_arena()
+    append(arena, 40, frame=0)
+    append(arena, 10, frame=NO_FRAME, frames=False)
+    assert arena.used == arena.plan.slots
+
+
+def test_roll_back_across_a_compaction_is_refused() -> None:
+    arena = make_arena()
+    append(arena, 8, frame=0)
+    mark = arena.mark()
+    arena.keep(random_kept(arena, 3, 0))
+    with pytest.raises(CapacityError, match="have moved"):
+        arena.roll_back(mark)
+
+
+def test_a_write_without_begin_is_refused() -> None:
+    arena = make_arena()
+    with pytest.raises(CapacityError, match="without a matching begin"):
+        arena.write(0, torch.zeros(2, 1, 8), torch.zeros(2, 1, 8))
+
+
+@pytest.mark.parametrize("slots", [20, 64])
+def test_resize_keeps_every_slot_in_use_and_counts_exactly(slots: int) -> None:
+    arena = make_arena()
+    append(arena, 12, frame=0)
+    before = contents(arena)
+    shape = arena.plan.shape
+    plan = plan_budget(shape, smallest_budget(shape, 3, 10, slots), pinned=3, reserve=10, frame_tokens=1)
+    arena.resize(plan)
+    assert same(before, contents(arena))
+    assert arena.allocated_bytes == plan.allocated_bytes
+
+
+def test_resize_below_the_slots_in_use_is_refused() -> None:
+    arena = make_arena()
+    append(arena, 30, frame=0)
+    shape = arena.plan.shape
+    plan = plan_budget(shape, smallest_budget(shape, 3, 10, 20), pinned=3, reserve=10, frame_tokens=1)
+    with pytest.raises(CapacityError, match="30 frame slots in use do not fit into 20"):
+        arena.resize(plan)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 9999), st.integers(1, 300), st.integers(0, 300))
+def test_rebased_keys_are_those_of_the_same_content_written_at_the_new_positions(
+    seed: int, shift: int, later: int
+) -> None:
+    arena = make_arena(pinned=0, frame_slots=12)
+    append(arena, 12, frame=0, seed=seed, t=400 + later)
+    raw = [arena.frame_slots(index).unrotated_keys.clone() for index in range(2)]
+    old = arena.frame_slots(0).positions.clone()
+    arena.replace_positions(Rebase(0, 300, shift))
+    for index in range(2):
+        view = arena.frame_slots(index)
+        assert torch.equal(view.positions[..., 0], old[..., 0] - shift)
+        assert torch.equal(view.positions[..., 1:], old[..., 1:])
+        expected = arena.rotary.rotate(raw[index], view.positions)
+        assert torch.allclose(view.keys, expected, atol=1e-4)
+
+
+def test_frames_kept_counts_slots_per_frame_averaged_over_layers_and_heads() -> None:
+    arena = make_arena()
+    append(arena, 4, frame=7)
+    append(arena, 2, frame=9)
+    assert arena.frames_kept() == {7: 4.0, 9: 2.0}
