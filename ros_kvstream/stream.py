@@ -271,6 +271,10 @@ class VideoMemory:
             questions=self._counters["questions"],
         )
 
+    def check_budget(self, budget_mib: float) -> None:
+        """Raise BudgetError when a cap is too small for this stream; changes nothing, may be called from any thread."""
+        self._plan(budget_mib, self._largest_frame)
+
     def set_budget(self, budget_mib: float) -> None:
         """Lower or raise the cap on the live stream; lowering keeps what the policy rates highest.
 

@@ -15,6 +15,9 @@ OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, Diagnostic
 STALE_FACTOR = 10.0
 """A camera is STALE after this many times the seconds that make it WARN."""
 
+FOREIGN_CLOCK_MS = 3.6e6
+"""Stamps further than an hour from the node's clock are no lateness."""
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -113,7 +116,7 @@ def _memory(health: Health) -> DiagnosticStatus:
     if max(memory.allocated_bytes, memory.peak_bytes) > memory.budget_bytes:
         return _status(health, "memory", ERROR, "more than memory.budget_mib is in use", values)
     share = 100.0 * memory.slots_used / memory.slots if memory.slots else 0.0
-    return _status(health, "memory", OK, f"{memory.frames_remembered} frames remembered, {share:.0f} % of slots", values)
+    return _status(health, "memory", OK, f"{memory.frames_remembered} frames remembered, {share:.0f} % full", values)
 
 
 def _latency(health: Health) -> DiagnosticStatus:
@@ -143,6 +146,9 @@ def _ingest(health: Health, thresholds: Thresholds) -> DiagnosticStatus:
         worst = max(dropped, key=lambda cause: dropped[cause])
         return _status(health, "ingest", WARN, f"{100 * share:.0f} % of the frames are dropped, most for '{worst}'"
                        + _REMEDIES.get(worst, ""), values)
+    if age.count and abs(age.newest) > FOREIGN_CLOCK_MS:
+        return _status(health, "ingest", WARN, "the stamps are of another clock than this node's: replay with "
+                       "use_sim_time, or check the camera's clock", values)
     if age.count and age.newest > 1e3 * thresholds.image_age_s:
         return _status(health, "ingest", WARN, f"the newest frame was {age.newest / 1e3:.1f} s old when the memory "
                        "took it: stamps are late or the memory is too slow", values)

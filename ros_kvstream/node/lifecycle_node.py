@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
 
 from ros_kvstream.errors import FrameError, KvStreamError
 from ros_kvstream.node.accounting import DropCause, FrameAccount
@@ -38,7 +39,7 @@ class KvStreamNode(LifecycleNode):
         super().__init__("kvstream", **arguments)
         self.parameters = NodeParameters(self, lambda: self._session is None, self._new_budget)
         self._reporter = Reporter(self, self.parameters)
-        self._services = Services(self, self.parameters, self._reporter)
+        self._handlers = Services(self, self.parameters, self._reporter)
         self._faults_in_a_row = 0
         self.released = False
         """Whether the worker had ended when the node was destroyed."""
@@ -144,8 +145,8 @@ class KvStreamNode(LifecycleNode):
             return VideoMemory(settings)
 
         self._wait(worker.start(make_memory))
-        session.model, session.trained = self._wait(worker.call(
-            lambda memory: (memory.model_name, getattr(memory.model, "trained", True))))
+        session.model, session.trained, session.check_budget = self._wait(worker.call(
+            lambda memory: (memory.model_name, memory.model.trained, memory.check_budget)))
         return session
 
     def _wait(self, done: Future[Any]) -> Any:
@@ -181,10 +182,19 @@ class KvStreamNode(LifecycleNode):
         return True
 
     def _new_budget(self, budget_mib: float) -> None:
-        """Apply a new budget to the live memory; raise KvStreamError when it cannot be."""
+        """Apply a new budget to the live memory after the worker's present step; raise BudgetError if it is too small."""
         session = self._session
-        if session is not None:
-            self._wait(session.worker.call(lambda memory: memory.set_budget(budget_mib)))
+        if session is None:
+            return
+        before = self.parameters.value("memory.budget_mib")
+        session.check_budget(budget_mib)
+
+        def applied(done: Future[None]) -> None:
+            if error := done.exception():
+                self._fault("new memory.budget_mib", error)
+                self._in_executor(lambda: self.set_parameters([Parameter("memory.budget_mib", value=before)]))
+
+        session.worker.call(lambda memory: memory.set_budget(budget_mib)).add_done_callback(applied)
 
     def destroy_node(self) -> None:
         """Stop the threads, then destroy what they use."""

@@ -52,3 +52,7 @@ def start(node: KvStreamNode) -> bool:
             and node.trigger_activate() == TransitionCallbackReturn.SUCCESS)
 
 
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -52,7 +52,8 @@ MODEL = (
     _setting("device", "auto", "auto, cpu, cuda or cuda:N; auto takes the GPU where there is one.",
              setting="model.device"),
     _setting("dtype", "auto", "Number format of weights and memory; 16 bits halve the bytes per remembered token. "
-             "auto: the checkpoint's own on a GPU, float32 on a CPU.", choices=("auto", "float32", "bfloat16", "float16"),
+             "auto: the checkpoint's own on a GPU, float32 on a CPU.",
+             choices=("auto", "float32", "bfloat16", "float16"),
              setting="model.dtype"),
     _setting("max_frame_pixels", 0, "Larger frames are scaled down to this many pixels, which costs detail and saves "
              "time and memory; 0 keeps the model's own limit.", 0, 1 << 26, setting="model.max_frame_pixels"),
@@ -119,9 +120,11 @@ SALIENCY = (
 
 INGEST = (
     ParameterSpec("ingest.queue_frames", 2, "Frames per camera that wait for the memory at most; when one more comes "
-                  "the oldest is dropped and counted (cause 'queue'). More smooths bursts and makes 'now' older.", 1, 64),
+                  "the oldest is dropped and counted (cause 'queue'). More smooths bursts and makes 'now' older.",
+                  1, 64),
     ParameterSpec("ingest.depth", "refuse", "Depth images (16UC1, 32FC1): refuse drops them as no pictures; grey "
-                  "renders near as bright between ingest.depth_near and ingest.depth_far.", choices=("refuse", "grey")),
+                  "renders near as bright between ingest.depth_near and ingest.depth_far.",
+                  choices=("refuse", "grey")),
     ParameterSpec("ingest.depth_near", 0.3, "Metres at and below which a depth pixel is white.", 0.0, 1e4),
     ParameterSpec("ingest.depth_far", 10.0, "Metres at and beyond which a depth pixel is darkest; must be more than "
                   "ingest.depth_near.", 0.0, 1e4),

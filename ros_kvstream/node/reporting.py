@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -38,6 +38,8 @@ class Session:
     policy: str
     model: str = ""
     trained: bool = True
+    check_budget: Callable[[float], None] = lambda _: None
+    """Raises BudgetError for a budget in MiB that the memory could not live with."""
     cameras: list[CameraSubscription] = field(default_factory=list)
 
 
