@@ -27,7 +27,9 @@ class ArchiveSettings:
     compare_frames: int = 4
     """How many frames before are compared: a patch that any of them already held is redundant."""
     lookup_keys: int = 4
-    """Patch keys a frame that the experts search, the most telling first; the mean key is kept beside them."""
+    """Patch keys a frame that the experts search, the most telling first."""
+    mean_key: bool = True
+    """Whether the mean key of all patches is kept for look-up too (needed for ``patch_pooling: mean``)."""
     thumbnail_bytes: int = 0
     """Room for a frame's JPEG thumbnail, bytes; 0 keeps none."""
     age_weight: float = 0.5
