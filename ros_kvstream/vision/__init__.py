@@ -1,0 +1,1 @@
+"""Before the model: which frames and which patches are worth computing. OpenCV and numpy only."""
