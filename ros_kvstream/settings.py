@@ -94,11 +94,12 @@ class GateSettings:
     flow: str = "dis_fast"
     """Optical flow: dis_ultrafast | dis_fast | dis_medium | farneback (docs/thinning.md has them measured)."""
     target_share: float = 0.5
-    """adaptive: share of the frames that shall pass; not used where target_rate is set."""
+    """adaptive: largest share of the frames that shall pass; not used where target_rate is set."""
     target_rate: float = 0.0
-    """adaptive: frames per second that shall pass; 0 takes target_share."""
-    adapt_range: float = 4.0
-    """adaptive: both thresholds stay within this factor of ``motion`` and ``residual``."""
+    """adaptive: frames per second that shall pass at most; 0 takes target_share."""
+    adapt_range: float = 64.0
+    """adaptive: ``motion`` and ``residual`` rise by at most this factor, and never fall below what is set here: a
+    target is a ceiling, nothing passes only to fill it."""
 
     def __post_init__(self) -> None:
         require(self.mode in ("off", "flow", "adaptive"), "gate.mode", self.mode, "off, flow or adaptive")
@@ -121,7 +122,9 @@ class SaliencySettings:
     """Which patches of a kept frame are left out of the language model's prefill."""
 
     mode: str = "off"
-    """off (every patch is kept) | prune (patches without edges and without colour variance are left out)."""
+    """off (every patch is kept) | prune (patches without edges and without colour variance are left out) | novel
+    (also patches that did not change since the newest kept frame, whatever they show; all are kept again after
+    ``gate.max_silence``; needs gate.mode other than off)."""
     threshold: float = 3.0
     """Saliency below which a patch may be left out, in grey levels (absolute, see vision/saliency.py)."""
     guard: int = 1
@@ -130,7 +133,7 @@ class SaliencySettings:
     """Largest share of a frame's patches that may be left out; the least salient go first."""
 
     def __post_init__(self) -> None:
-        require(self.mode in ("off", "prune"), "saliency.mode", self.mode, "off or prune")
+        require(self.mode in ("off", "prune", "novel"), "saliency.mode", self.mode, "off, prune or novel")
         require_finite("saliency.threshold", self.threshold, 0.0, 1e3)
         require_finite("saliency.guard", self.guard, 0, 16)
         require_finite("saliency.max_pruned", self.max_pruned, 0.0, 1.0)

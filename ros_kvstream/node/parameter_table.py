@@ -100,17 +100,18 @@ GATE = (
              "one (lights off) is news.", 1.0, 100.0),
     _setting("gate.flow", "dis_fast", "Optical flow method.",
              choices=("dis_ultrafast", "dis_fast", "dis_medium", "farneback")),
-    _setting("gate.target_share", 0.5, "adaptive: share of the frames that shall pass; not used where gate.target_rate "
-             "is set.", 0.001, 1.0),
-    _setting("gate.target_rate", 0.0, "adaptive: frames per second that shall pass; 0 takes gate.target_share.",
+    _setting("gate.target_share", 0.5, "adaptive: largest share of the frames that shall pass; not used where "
+             "gate.target_rate is set.", 0.001, 1.0),
+    _setting("gate.target_rate", 0.0, "adaptive: frames per second that shall pass at most; 0 takes gate.target_share.",
              0.0, 1e4),
-    _setting("gate.adapt_range", 4.0, "adaptive: both thresholds stay within this factor of gate.motion and "
-             "gate.residual.", 1.0, 100.0),
+    _setting("gate.adapt_range", 64.0, "adaptive: gate.motion and gate.residual rise by at most this factor and never "
+             "fall.", 1.0, 100.0),
 )
 
 SALIENCY = (
     _setting("saliency.mode", "off", "off: every patch of a frame is kept; prune: patches without edges and without "
-             "colour variance are left out.", choices=("off", "prune")),
+             "colour variance are left out; novel: also patches that did not change, for gate.max_silence.",
+             choices=("off", "prune", "novel")),
     _setting("saliency.threshold", 3.0, "Saliency below which a patch may be left out, in grey levels. Higher leaves "
              "out more.", 0.0, 1e3),
     _setting("saliency.guard", 1, "Patches kept around every salient one, in patches.", 0, 16),

@@ -151,7 +151,8 @@ def compare(
             return Change(0.0, float(beyond), light.ratio, changed, beyond=True)
     # New to reference: the vector at a pixel of the new frame says where it came from, which is what remap needs.
     field = flow(new.grey, cv2.cvtColor(cv2.LUT(reference.colour, light.table(0.0)), cv2.COLOR_RGB2GRAY))
-    rows, columns = np.indices(new.grey.shape, dtype=np.float32)
+    grid: Floats = np.indices(new.grey.shape).astype(np.float32)
+    rows, columns = grid[0], grid[1]
     map_x, map_y = columns + field[..., 0], rows + field[..., 1]
     warped = cv2.remap(reference.colour, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
     light, noise_of_warped = _light_and_noise(warped, reference, new)
@@ -183,9 +184,9 @@ def _largest_displacement(field: Floats, moved: NDArray[np.bool_], block: int, s
     """Largest block-mean displacement among the blocks that moved, in original pixels."""
     if not moved.any():
         return 0.0
-    mean = np.asarray(cv2.blur(field, (block, block)))[moved]
-    mean = mean[np.hypot(mean[:, 0], mean[:, 1]) >= RESOLVED]
-    return float(np.hypot(mean[:, 0] * scale[0], mean[:, 1] * scale[1]).max()) if len(mean) else 0.0
+    mean: Floats = np.asarray(cv2.blur(field, (block, block)))[moved]
+    lengths = np.hypot(mean[:, 0] * scale[0], mean[:, 1] * scale[1])
+    return float(lengths[np.hypot(mean[:, 0], mean[:, 1]) >= RESOLVED].max(initial=0.0))
 
 
 def _gradient(colour: Bytes) -> Bytes:

@@ -132,15 +132,22 @@ def test_off_passes_everything() -> None:
     assert decisions([scene()] * 3, GateSettings(mode="off")) == [(True, "off")] * 3
 
 
+def swaying(frames: int) -> list[Bytes]:
+    """A camera that sways with changing speed; no two frames are alike."""
+    still = scene(0, 168, 224)
+    ways = [20 * math.sin(i * 0.7 + (i / 9) ** 2) for i in range(frames)]
+    return [with_noise(shifted(still, way), 3.0, index) for index, way in enumerate(ways)]
+
+
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_adaptive_follows_a_share(share: float) -> None:
-    frames = [with_noise(shifted(scene(0, 168, 224), 20 * math.sin(i * 0.7 + (i / 9) ** 2)), 3.0, i) for i in range(300)]
+    frames = swaying(300)
     found = decisions(frames, GateSettings(mode="adaptive", target_share=share, max_silence=1e6))
     assert sum(kept for kept, _ in found[100:]) / 200 == pytest.approx(share, abs=0.08)
 
 
 def test_adaptive_follows_a_rate() -> None:
-    frames = [with_noise(shifted(scene(0, 168, 224), 20 * math.sin(i * 0.7 + (i / 9) ** 2)), 3.0, i) for i in range(300)]
+    frames = swaying(300)
     found = decisions(frames, GateSettings(mode="adaptive", target_rate=2.0, max_silence=1e6), rate=10.0)
     assert sum(kept for kept, _ in found[100:]) / 20 == pytest.approx(2.0, abs=0.8)
 
