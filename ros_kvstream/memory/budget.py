@@ -116,7 +116,7 @@ def plan_budget(shape: CacheShape, budget_bytes: int, *, pinned: int, reserve: i
     needed = smallest_budget(shape, pinned, reserve, 2 * frame_tokens)
     if frame_slots < 2 * frame_tokens:
         raise BudgetError(
-            f"memory.budget_mib = {budget_bytes / MIB:g} is too small: {pinned} prompt slots, {reserve} slots for "
+            f"memory.budget_mib = {budget_bytes / MIB:.4g} is too small: {pinned} prompt slots, {reserve} slots for "
             f"questions and answers and 2 x {frame_tokens} frame slots need {needed} bytes. "
             f"Set memory.budget_mib to at least {-(-needed * 1000 // MIB) / 1000:g}."
         )

@@ -47,16 +47,19 @@ def _image_processor(source: str, local: bool) -> Any:
 
 
 def _network(architecture: Any, source: str, options: dict[str, Any]) -> tuple[Any, bool]:
-    """Load weights, or make random ones from the config where a local folder has none."""
+    """Load weights, or make random ones from the config where a local folder has none; none on the meta device."""
     dtype, device, local = options["dtype"], options["device"], options["local"]
     has_weights = not local or any(any(Path(source).glob(pattern)) for pattern in WEIGHTS_PATTERNS)
-    if has_weights:
+    if has_weights and device.type != "meta":
         network = architecture.from_pretrained(source, dtype=dtype, local_files_only=local, use_safetensors=True)
-    else:
-        torch.manual_seed(options["seed"])
-        config = architecture.config_class.from_pretrained(source, local_files_only=True)
-        network = architecture(config).to(torch.float32 if dtype == "auto" else dtype)
-    return network.to(device).eval(), has_weights
+        return network.to(device).eval(), True
+    torch.manual_seed(options["seed"])
+    config = architecture.config_class.from_pretrained(source, local_files_only=local)
+    if dtype == "auto":
+        dtype = (has_weights and getattr(config, "dtype", None)) or torch.float32
+    with torch.device("meta" if device.type == "meta" else "cpu"):  # equal seeds: equal weights on every device
+        network = architecture(config)
+    return network.to(device, dtype).eval(), has_weights
 
 
 def resolve_device(device: str) -> torch.device:
@@ -95,6 +98,18 @@ def read_config(path: str) -> tuple[str, dict[str, Any], bool]:
 
 def load_model(settings: ModelSettings, seed: int = 0) -> VideoLanguageModel:
     """Load a model of any supported family; raises ModelError that names what is supported."""
+    return _open_model(settings, seed, weights=True)
+
+
+def describe_model(settings: ModelSettings) -> VideoLanguageModel:
+    """A model whose shapes, grids and tokens can be asked for, without its weights: it cannot be run.
+
+    Reads the config, the tokenizer and the image processor alone; raises as :func:`load_model` does.
+    """
+    return _open_model(settings, 0, weights=False)
+
+
+def _open_model(settings: ModelSettings, seed: int, *, weights: bool) -> VideoLanguageModel:
     source, config, local = read_config(settings.path)
     family = config.get("model_type", "")
     if family not in FAMILIES:
@@ -110,7 +125,7 @@ def load_model(settings: ModelSettings, seed: int = 0) -> VideoLanguageModel:
         dtype = getattr(torch, dtype)
     options = {
         "local": local,
-        "device": device,
+        "device": device if weights else torch.device("meta"),
         "dtype": dtype,
         "seed": seed,
         "max_frame_pixels": settings.max_frame_pixels,

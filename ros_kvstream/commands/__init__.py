@@ -1,0 +1,1 @@
+"""Commands of ``kvstream`` that belong to no other part of the package."""
