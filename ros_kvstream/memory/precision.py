@@ -1,0 +1,140 @@
+"""Keys and values in 8 or 4 bits: packed bytes with a scale and a zero point per token and group, counted to the byte.
+
+A group is a run of neighbouring channels of one token. Its values are coded as ``zero + code * scale`` with codes from
+0 to 2**bits - 1, so that a group of equal values comes back exactly and an all-positive one wastes no code. Two 4-bit
+codes share a byte: channel i in the low half, channel i + head_dim / 2 in the high half, so that packing and unpacking
+are whole-row operations without a shuffle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.settings import require
+
+BITS = (8, 4)
+"""Supported widths of a code."""
+SCALE_DTYPE = torch.float16
+"""Scales and zero points: 10 bits of fraction; values outside its range (65504) are clamped to it."""
+BLOCK_ROWS = 512
+"""Rows that are decoded at a time."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Quantised rows; the leading axes are those of what was quantised."""
+
+    codes: Tensor
+    """uint8 [..., head_dim * bits / 8]."""
+    scales: Tensor
+    """Step from one code to the next, [..., groups]."""
+    zeros: Tensor
+    """Value of code 0, [..., groups]."""
+    bits: int
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one row."""
+        return self.codes.shape[-1] * 8 // self.bits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all three tensors, read off the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.codes, self.scales, self.zeros))
+
+
+def check_layout(head_dim: int, bits: int, group: int) -> None:
+    """Raise SettingsError unless rows of ``head_dim`` channels can be coded in groups of ``group``."""
+    require(bits in BITS, "bits", bits, "8 or 4")
+    require(head_dim >= 2 and head_dim % 2 == 0, "head_dim", head_dim, "an even number of channels")
+    fits = isinstance(group, int) and group >= 1 and head_dim % group == 0
+    require(fits, "group", group, f"a divisor of head_dim = {head_dim}")
+
+
+def packed_bytes(head_dim: int, bits: int, group: int, scale_dtype: torch.dtype = SCALE_DTYPE) -> int:
+    """Exact bytes of one packed row of ``head_dim`` channels, scales and zero points included."""
+    check_layout(head_dim, bits, group)
+    return head_dim * bits // 8 + 2 * (head_dim // group) * scale_dtype.itemsize
+
+
+def empty_packed(
+    leading: tuple[int, ...], head_dim: int, bits: int, group: int, device: torch.device | str = "cpu"
+) -> Packed:
+    """Room for rows [*leading, head_dim], all zero; takes ``packed_bytes`` per row."""
+    check_layout(head_dim, bits, group)
+    groups = head_dim // group
+    return Packed(
+        torch.zeros((*leading, head_dim * bits // 8), dtype=torch.uint8, device=device),
+        torch.zeros((*leading, groups), dtype=SCALE_DTYPE, device=device),
+        torch.zeros((*leading, groups), dtype=SCALE_DTYPE, device=device),
+        bits,
+    )
+
+
+def quantize(x: Tensor, bits: int, group: int) -> Packed:
+    """Code rows in 8 or 4 bits.
+
+    :param x: float [..., head_dim], any float type, finite; computed in float32.
+    :param bits: 8 or 4; :param group: channels that share a scale and a zero point, a divisor of head_dim.
+    :raises SettingsError: for another width, an odd head_dim, or a group that does not divide it.
+
+    The largest error of a value is half a step of its group, (max - min) / (2 * (2**bits - 1)), plus the rounding of
+    scale and zero point to 16 bits (2**-11 of the group's largest magnitude each; 1e-5 where that is less).
+    """
+    head_dim = x.shape[-1]
+    check_layout(head_dim, bits, group)
+    largest = torch.finfo(SCALE_DTYPE).max
+    grouped = x.float().clamp(-largest, largest).unflatten(-1, (head_dim // group, group))
+    low, high = grouped.amin(-1), grouped.amax(-1)
+    zeros = low.to(SCALE_DTYPE)
+    steps = 2**bits - 1
+    # The step is taken from the zero point as stored, so that its rounding cannot push the largest value off the end.
+    scales = torch.maximum((high - zeros.float()) / steps, zeros.new_zeros((), dtype=torch.float32)).to(SCALE_DTYPE)
+    step = scales.float()
+    inverse = torch.where(step > 0, step.reciprocal(), 0.0)
+    codes = ((grouped - zeros.float()[..., None]) * inverse[..., None]).round_().clamp_(0, steps)
+    flat = codes.flatten(-2).to(torch.uint8)
+    if bits == 4:
+        half = head_dim // 2
+        flat = flat[..., :half] | (flat[..., half:] << 4)
+    return Packed(flat, scales, zeros, bits)
+
+
+def quantize_into(x: Tensor, packed: Packed, rows: slice) -> None:
+    """Code rows [kv_heads, n, head_dim] into rows ``rows`` (second axis) of preallocated ``packed``."""
+    group = packed.head_dim // packed.scales.shape[-1]
+    new = quantize(x, packed.bits, group)
+    packed.codes[:, rows], packed.scales[:, rows], packed.zeros[:, rows] = new.codes, new.scales, new.zeros
+
+
+def dequantize_into(packed: Packed, out: Tensor) -> Tensor:
+    """Write the coded rows' values into ``out`` ([..., head_dim], any float type, may be a view); returns it.
+
+    Computed in float32, BLOCK_ROWS rows of the last but one axis at a time: beside ``out`` it needs 4 bytes per value
+    of one block.
+    """
+    head_dim, groups = packed.head_dim, packed.scales.shape[-1]
+    if out.shape[:-1] != packed.codes.shape[:-1] or out.shape[-1] != head_dim:
+        raise ValueError(f"out has shape {tuple(out.shape)}: must be {(*packed.codes.shape[:-1], head_dim)}")
+    if out.dim() == 1:
+        row = Packed(packed.codes[None], packed.scales[None], packed.zeros[None], packed.bits)
+        return dequantize_into(row, out[None])[0]
+    rows = out.shape[-2]
+    leading = out.shape[:-2]
+    block = torch.empty((*leading, min(rows, BLOCK_ROWS), head_dim), dtype=torch.float32, device=out.device)
+    for start in range(0, rows, BLOCK_ROWS):
+        part = slice(start, min(start + BLOCK_ROWS, rows))
+        values = block[..., : part.stop - start, :]
+        codes = packed.codes[..., part, :]
+        if packed.bits == 4:
+            values[..., : head_dim // 2] = codes & 15
+            values[..., head_dim // 2 :] = codes >> 4
+        else:
+            values.copy_(codes)
+        grouped = values.unflatten(-1, (groups, head_dim // groups))
+        grouped.mul_(packed.scales[..., part, :, None].float()).add_(packed.zeros[..., part, :, None].float())
+        out[..., part, :] = values
+    return out
