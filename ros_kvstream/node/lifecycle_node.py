@@ -182,7 +182,7 @@ class KvStreamNode(LifecycleNode):
         return True
 
     def _new_budget(self, budget_mib: float) -> None:
-        """Apply a new budget to the live memory after the worker's present step; raise BudgetError if it is too small."""
+        """Give the live memory a new budget after the worker's present step; raise BudgetError for too small a one."""
         session = self._session
         if session is None:
             return

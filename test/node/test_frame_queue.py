@@ -1,0 +1,67 @@
+"""The frame queue: newest wins, every drop is counted, cameras take turns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ros_kvstream.node.accounting import DropCause, FrameAccount
+from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
+
+
+def frame(camera: str, stamp: float) -> QueuedFrame:
+    return QueuedFrame(camera, None, stamp, 0.0)
+
+
+def test_a_full_queue_keeps_the_newest_frames_and_counts_the_rest() -> None:
+    account = FrameAccount()
+    queue = FrameQueue(2, account)
+    for stamp in range(10):
+        queue.put(frame("front", stamp))
+    assert [queue.take().stamp, queue.take().stamp, queue.take()] == [8, 9, None]
+    assert account.camera("front").dropped["queue"] == 8
+
+
+def test_a_fast_camera_does_not_starve_a_slow_one() -> None:
+    queue = FrameQueue(4, FrameAccount())
+    for stamp in range(4):
+        queue.put(frame("fast", stamp))
+    queue.put(frame("slow", 100))
+    order = [queue.take().camera for _ in range(5)]
+    assert "slow" in order[:2]
+
+
+def test_draining_counts_what_was_waiting_under_its_cause() -> None:
+    account = FrameAccount()
+    queue = FrameQueue(3, account)
+    for camera in ("front", "rear"):
+        queue.put(frame(camera, 1.0))
+    assert queue.drain(DropCause.INACTIVE, "rear") == 1
+    assert queue.drain(DropCause.INACTIVE) == 1
+    assert len(queue) == 0 and account.total().dropped["inactive"] == 2
+
+
+def test_a_capacity_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity = 0"):
+        FrameQueue(0, FrameAccount())
+
+
+@given(st.integers(1, 5), st.lists(st.one_of(st.sampled_from(["a", "b", "c"]), st.none()), max_size=60))
+def test_every_frame_put_is_taken_dropped_or_waiting(capacity: int, actions: list[str | None]) -> None:
+    account = FrameAccount()
+    queue = FrameQueue(capacity, account)
+    put = taken = 0
+    newest: dict[str, int] = {}
+    for number, camera in enumerate(actions):
+        if camera is None:
+            taken += queue.take() is not None
+        else:
+            queue.put(frame(camera, number))
+            put, newest[camera] = put + 1, number
+    waiting = len(queue)
+    rest = [queue.take() for _ in range(waiting)]
+    assert put == taken + waiting + account.total().dropped["queue"]
+    for camera in {item.camera for item in rest}:
+        stamps = [item.stamp for item in rest if item.camera == camera]
+        assert stamps == sorted(stamps) and stamps[-1] == newest[camera] and len(stamps) <= capacity

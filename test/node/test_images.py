@@ -1,0 +1,215 @@
+"""Every encoding against values worked out by hand: equal to the pixel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sensor_msgs.msg import Image
+
+from ros_kvstream.errors import FrameError, SettingsError
+from ros_kvstream.node.images import LAYOUTS, DepthRendering, image_to_rgb
+
+HEIGHT, WIDTH = 6, 8
+RGB = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+GREY = np.repeat(RGB[..., :1], 3, axis=2)
+ONE_COLOUR = np.broadcast_to(np.array([200, 90, 20], np.uint8), (HEIGHT, WIDTH, 3))
+ALPHA = np.full((HEIGHT, WIDTH, 1), 7, np.uint8)
+
+
+def message(pixels: np.ndarray, encoding: str, *, rows: int = HEIGHT, columns: int = WIDTH, padding: int = 0,
+            big: bool = False) -> Image:
+    """An image message of pixels [rows of data, ...], padded and in the byte order asked for."""
+    if pixels.dtype.itemsize > 1:
+        pixels = pixels.astype(pixels.dtype.newbyteorder(">" if big else "<"))
+    lines = [line.tobytes() + b"\xa5" * padding for line in pixels]
+    found = Image(height=rows, width=columns, encoding=encoding, step=len(lines[0]), is_bigendian=big)
+    found.data.frombytes(b"".join(lines))
+    return found
+
+
+def sixteen(pixels: np.ndarray) -> np.ndarray:
+    """The 16-bit values that are these 8-bit ones exactly."""
+    return pixels.astype(np.uint16) * 257
+
+
+def mosaic(rgb: np.ndarray, pattern: str) -> np.ndarray:
+    """What a sensor with this colour pattern sees."""
+    seen = np.empty(rgb.shape[:2], np.uint8)
+    for at, colour in enumerate(pattern):
+        seen[at // 2 :: 2, at % 2 :: 2] = rgb[at // 2 :: 2, at % 2 :: 2, "rgb".index(colour)]
+    return seen
+
+
+LUMA = np.random.default_rng(2).integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
+HALF = np.random.default_rng(3).integers(0, 256, (HEIGHT, WIDTH // 2, 2), dtype=np.uint8)
+QUARTER = HALF[::2]
+
+
+def from_yuv(luma: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """ITU-R BT.601 video range to RGB, in the 20-bit fixed point that OpenCV documents."""
+    y = np.maximum(luma.astype(np.int64) - 16, 0) * 1220542
+    u, v = u.astype(np.int64) - 128, v.astype(np.int64) - 128
+    half = 1 << 19
+    channels = [y + half + 1673527 * v, y + half - 852492 * v - 409993 * u, y + half + 2116026 * u]
+    return np.clip(np.stack([channel >> 20 for channel in channels], -1), 0, 255).astype(np.uint8)
+
+
+def packed(first: int) -> np.ndarray:
+    """4:2:2 rows with luma at byte ``first`` of each pair of bytes."""
+    data = np.empty((HEIGHT, WIDTH, 2), np.uint8)
+    data[..., first] = LUMA
+    data[:, 0::2, 1 - first], data[:, 1::2, 1 - first] = HALF[..., 0], HALF[..., 1]
+    return data
+
+
+YUV422 = from_yuv(LUMA, *(np.repeat(HALF[..., i], 2, axis=1) for i in (0, 1)))
+YUV420 = from_yuv(LUMA, *(np.repeat(np.repeat(QUARTER[..., i], 2, axis=0), 2, axis=1) for i in (0, 1)))
+NV12 = np.concatenate([LUMA, QUARTER.reshape(HEIGHT // 2, WIDTH)])
+NV21 = np.concatenate([LUMA, QUARTER[..., ::-1].reshape(HEIGHT // 2, WIDTH)])
+
+TABLE: dict[str, tuple[np.ndarray, np.ndarray]] = {
+    "rgb8": (RGB, RGB),
+    "bgr8": (RGB[..., ::-1], RGB),
+    "rgba8": (np.concatenate([RGB, ALPHA], 2), RGB),
+    "bgra8": (np.concatenate([RGB[..., ::-1], ALPHA], 2), RGB),
+    "mono8": (RGB[..., 0], GREY),
+    "rgb16": (sixteen(RGB), RGB),
+    "bgr16": (sixteen(RGB[..., ::-1]), RGB),
+    "rgba16": (sixteen(np.concatenate([RGB, ALPHA], 2)), RGB),
+    "bgra16": (sixteen(np.concatenate([RGB[..., ::-1], ALPHA], 2)), RGB),
+    "mono16": (sixteen(RGB[..., 0]), GREY),
+    "8UC1": (RGB[..., 0], GREY),
+    "8UC3": (RGB[..., ::-1], RGB),
+    "8UC4": (np.concatenate([RGB[..., ::-1], ALPHA], 2), RGB),
+    "yuv422": (packed(1), YUV422),
+    "uyvy": (packed(1), YUV422),
+    "yuv422_yuy2": (packed(0), YUV422),
+    "yuyv": (packed(0), YUV422),
+    "nv12": (NV12, YUV420),
+    "nv21": (NV21, YUV420),
+    **{f"bayer_{pattern}8": (mosaic(ONE_COLOUR, pattern), ONE_COLOUR) for pattern in ("rggb", "bggr", "gbrg", "grbg")},
+    **{f"bayer_{pattern}16": (sixteen(mosaic(ONE_COLOUR, pattern)), ONE_COLOUR)
+       for pattern in ("rggb", "bggr", "gbrg", "grbg")},
+}
+
+
+def test_the_table_holds_every_encoding_that_is_understood() -> None:
+    assert set(TABLE) == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("padding", [0, 6], ids=["tight", "padded"])
+@pytest.mark.parametrize("encoding", TABLE)
+def test_an_encoding_gives_exactly_its_pixels(encoding: str, padding: int) -> None:
+    pixels, expected = TABLE[encoding]
+    found = image_to_rgb(message(pixels, encoding, padding=padding))
+    assert found.dtype == np.uint8 and found.shape == (HEIGHT, WIDTH, 3)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("encoding", [name for name, (pixels, _) in TABLE.items() if pixels.dtype == np.uint16])
+def test_big_endian_pixels_are_read_as_such(encoding: str) -> None:
+    pixels, expected = TABLE[encoding]
+    np.testing.assert_array_equal(image_to_rgb(message(pixels, encoding, big=True)), expected)
+
+
+def test_sixteen_bits_are_rounded_to_the_nearest_eight_bit_value() -> None:
+    values = np.array([[0, 128, 129, 257, 40000, 65535, 1, 65406]], np.uint16)
+    found = image_to_rgb(message(values, "mono16", rows=1))
+    np.testing.assert_array_equal(found[0, :, 0], np.rint(values[0] / 257.0))
+
+
+def test_rgb8_is_not_copied() -> None:
+    image = message(RGB, "rgb8")
+    assert np.shares_memory(image_to_rgb(image), np.frombuffer(image.data, np.uint8))
+
+
+@pytest.mark.parametrize("encoding", ["RGB8", " rgb8 "])
+def test_the_name_of_an_encoding_may_differ_in_case_and_blanks(encoding: str) -> None:
+    np.testing.assert_array_equal(image_to_rgb(message(RGB, encoding)), RGB)
+
+
+@pytest.mark.parametrize("encoding", ["", "rgb7", "32FC3", "yuv444", "%s%n{0}"])
+def test_an_unknown_encoding_is_refused_by_name(encoding: str) -> None:
+    with pytest.raises(FrameError, match="not supported; supported are rgb8, bgr8"):
+        image_to_rgb(message(RGB, encoding))
+
+
+@pytest.mark.parametrize("encoding", TABLE)
+def test_data_cut_short_by_one_byte_is_refused(encoding: str) -> None:
+    image = message(TABLE[encoding][0], encoding)
+    image.data.pop()
+    with pytest.raises(FrameError, match="cut short"):
+        image_to_rgb(image)
+
+
+def test_padding_missing_behind_the_last_row_only_is_accepted() -> None:
+    image = message(RGB, "rgb8", padding=4)
+    del image.data[-4:]
+    np.testing.assert_array_equal(image_to_rgb(image), RGB)
+
+
+@pytest.mark.parametrize(("height", "width"), [(0, WIDTH), (HEIGHT, 0), (0, 0)])
+def test_an_image_without_pixels_is_refused(height: int, width: int) -> None:
+    image = message(RGB, "rgb8")
+    image.height, image.width = height, width
+    with pytest.raises(FrameError, match="no content"):
+        image_to_rgb(image)
+
+
+@pytest.mark.parametrize("step", [0, 1, WIDTH * 3 - 1])
+def test_a_step_below_the_width_is_refused(step: int) -> None:
+    image = message(RGB, "rgb8")
+    image.step = step
+    with pytest.raises(FrameError, match=f"step is {step} bytes"):
+        image_to_rgb(image)
+
+
+def test_a_step_that_splits_a_pixel_is_refused() -> None:
+    image = message(sixteen(RGB), "rgb16", padding=1)
+    with pytest.raises(FrameError, match="multiple of 2"):
+        image_to_rgb(image)
+
+
+@pytest.mark.parametrize("encoding", ["yuv422", "yuv422_yuy2", "nv12", "nv21"])
+def test_an_odd_width_is_refused_where_colours_come_in_pairs(encoding: str) -> None:
+    with pytest.raises(FrameError, match="pairs of pixels"):
+        image_to_rgb(message(TABLE[encoding][0], encoding, columns=WIDTH - 1))
+
+
+@pytest.mark.parametrize("encoding", ["16UC1", "32FC1"])
+def test_depth_is_refused_unless_it_is_to_be_rendered(encoding: str) -> None:
+    with pytest.raises(FrameError, match="depth image.*ingest.depth"):
+        image_to_rgb(message(np.zeros((HEIGHT, WIDTH), np.uint16), encoding))
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_rendered_depth_is_bright_near_dark_far_and_black_where_nothing_was_measured(big: bool) -> None:
+    depth = DepthRendering("grey", near=1.0, far=3.0)
+    metres = np.array([[0.5, 1.0, 2.0, 3.0, 9.0, 0.0, np.nan, np.inf]], np.float32)
+    expected = [255, 255, 128, 1, 1, 0, 0, 0]
+    found = image_to_rgb(message(metres, "32FC1", rows=1, big=big), depth)
+    np.testing.assert_array_equal(found, np.repeat(np.array(expected, np.uint8)[None, :, None], 3, axis=2))
+    millimetres = np.array([[500, 1000, 2000, 3000, 9000, 0, 0, 0]], np.uint16)
+    np.testing.assert_array_equal(image_to_rgb(message(millimetres, "16UC1", rows=1, big=big), depth), found)
+
+
+@pytest.mark.parametrize("limits", [{"mode": "colour"}, {"near": 5.0, "far": 5.0}, {"near": -1.0}, {"far": float("nan")}])
+def test_impossible_depth_limits_are_refused(limits: dict) -> None:
+    with pytest.raises(SettingsError, match="ingest.depth"):
+        DepthRendering(**limits)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([*LAYOUTS, "16UC1", "32FC1", "nonsense"]), st.integers(0, 40), st.integers(0, 40),
+       st.integers(0, 200), st.binary(max_size=2000), st.booleans())
+def test_any_message_gives_a_picture_or_a_refusal(encoding: str, height: int, width: int, step: int, data: bytes,
+                                                  big: bool) -> None:
+    image = Image(height=height, width=width, encoding=encoding, step=step, is_bigendian=big)
+    image.data.frombytes(data)
+    try:
+        found = image_to_rgb(image, DepthRendering("grey"))
+    except FrameError:
+        return
+    assert found.shape == (height, width, 3) and found.dtype == np.uint8

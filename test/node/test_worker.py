@@ -1,0 +1,217 @@
+"""The worker with a real memory: questions before frames, faults survived, nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from support.running_node import image, picture
+
+from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
+from ros_kvstream.node.accounting import FrameAccount
+from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
+from ros_kvstream.node.images import image_to_rgb
+from ros_kvstream.node.questions import PendingQuestion, Question
+from ros_kvstream.node.worker import Worker, WorkerEvents
+from ros_kvstream.settings import MemorySettings, StreamSettings
+from ros_kvstream.stream import VideoMemory
+
+LONG = 30.0
+"""Seconds after which a step that should be done is taken as stuck."""
+
+
+class Recorded:
+    """What the worker told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.changed = threading.Condition()
+
+    def note(self, text: str) -> None:
+        with self.changed:
+            self.events.append(text)
+            self.changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.events) >= count, LONG), self.events
+
+    def wait_for_event(self, event: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: event in self.events, LONG), self.events
+
+
+class Setup:
+    """A worker on a random model."""
+
+    def __init__(self) -> None:
+        from support.tiny_models import qwen2_5_vl
+
+        self.told = Recorded()
+        self.account = FrameAccount()
+        self.frames = FrameQueue(64, self.account)
+        self.model = qwen2_5_vl()
+        events = WorkerEvents(
+            observed=lambda frame, _: self.told.note(f"frame {frame.stamp:g}"),
+            frame_refused=lambda frame, error: self.told.note(f"refused {error}"),
+            fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
+            token=lambda pending, _: self.told.note(f"token {pending.question.text}"))
+        self.worker = Worker(self.frames, self.account, image_to_rgb, events)
+        settings = StreamSettings(memory=MemorySettings(budget_mib=4.0, policy="sliding_window"))
+        self.made = self.worker.start(lambda: VideoMemory(settings, self.model))
+
+    def put(self, *stamps: float, encoding: str = "rgb8") -> None:
+        for stamp in stamps:
+            self.account.received("camera")
+            self.frames.put(QueuedFrame("camera", image(picture(int(stamp)), stamp, encoding), stamp, 0.0))
+        self.worker.frame_waiting()
+
+    def ask(self, text: str, **limits: Any) -> PendingQuestion:
+        pending = PendingQuestion(Question(text, **limits))
+        self.worker.ask(pending, limit=10)
+        return pending
+
+    def held(self) -> tuple[threading.Event, Future[None]]:
+        """Keep the worker busy until the event is set."""
+        entered, release = threading.Event(), threading.Event()
+
+        def hold(_: Any) -> None:
+            entered.set()
+            release.wait(LONG)
+
+        done = self.worker.call(hold)
+        assert entered.wait(LONG)
+        return release, done
+
+    def planes(self) -> list[np.ndarray]:
+        """Copies of everything in the arena's slots."""
+        from support.arenas import contents
+
+        return [tensor.numpy() for tensor in self.worker.call(lambda memory: contents(memory.arena)).result(LONG)]
+
+
+@pytest.fixture
+def setup() -> Iterator[Setup]:
+    made = Setup()
+    made.made.result(LONG)
+    made.worker.ingest(True)
+    yield made
+    assert made.worker.stop(LONG) and not made.worker.alive
+
+
+def test_a_question_goes_ahead_of_waiting_frames(setup: Setup) -> None:
+    setup.put(1)
+    setup.told.wait_for(1)
+    release, _ = setup.held()
+    setup.put(2, 3, 4)
+    pending = setup.ask("what ?", max_new_tokens=1)
+    pending.answer.add_done_callback(lambda _: setup.told.note("answered"))
+    release.set()
+    setup.told.wait_for_event("frame 4")
+    events = [event for event in setup.told.events if not event.startswith("token")]
+    assert events == ["frame 1", "answered", "frame 2", "frame 3", "frame 4"]
+
+
+def test_an_error_in_the_model_drops_the_frame_counts_it_and_the_next_one_is_taken(setup: Setup) -> None:
+    setup.put(1)
+    setup.told.wait_for(1)
+    before = setup.planes()
+    forward = setup.model.forward
+    setup.model.forward = lambda *_, **__: (_ for _ in ()).throw(MemoryError("no memory left"))
+    setup.put(2)
+    setup.told.wait_for(2)
+    setup.model.forward = forward
+    assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
+    setup.put(3)
+    setup.told.wait_for(3)
+    assert setup.told.events == ["frame 1", "fault frame: no memory left", "frame 3"]
+    count = setup.account.camera("camera")
+    assert (count.published, count.seen, count.dropped["fault"]) == (3, 2, 1)
+
+
+def test_an_error_while_answering_fails_the_question_and_leaves_the_memory_as_it_was(setup: Setup) -> None:
+    setup.put(1, 2)
+    setup.told.wait_for(2)
+    before, decode = setup.planes(), setup.model.decode
+    setup.model.decode = lambda *_: (_ for _ in ()).throw(RuntimeError("broken"))
+    failed = setup.ask("what ?", max_new_tokens=5)
+    with pytest.raises(RuntimeError, match="broken"):
+        failed.answer.result(LONG)
+    setup.model.decode = decode
+    assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
+    assert setup.ask("what ?", max_new_tokens=5).answer.result(LONG).question == "what ?"
+
+
+def test_a_bad_encoding_is_told_and_counted(setup: Setup) -> None:
+    setup.put(1, encoding="rgb9")
+    setup.put(2)
+    setup.told.wait_for(2)
+    assert "rgb9" in setup.told.events[0] and setup.told.events[1] == "frame 2"
+    assert setup.account.camera("camera").dropped["encoding"] == 1
+
+
+def test_a_frame_that_the_memory_cannot_hold_is_told_and_counted(setup: Setup) -> None:
+    setup.account.received("camera")
+    setup.frames.put(QueuedFrame("camera", image(picture(1), 1.0), float("nan"), 0.0))
+    setup.worker.frame_waiting()
+    setup.told.wait_for(1)
+    assert "stamp nan" in setup.told.events[0] and setup.account.camera("camera").dropped["rejected"] == 1
+
+
+def test_a_question_that_ran_out_of_time_while_waiting_is_not_answered(setup: Setup) -> None:
+    setup.put(1)
+    setup.told.wait_for(1)
+    release, _ = setup.held()
+    pending = setup.ask("what ?", timeout=1e-6)
+    release.set()
+    with pytest.raises(QuestionCancelled, match="no answer within"):
+        pending.answer.result(LONG)
+
+
+def test_giving_up_ends_waiting_questions_at_once(setup: Setup) -> None:
+    release, _ = setup.held()
+    pending = setup.ask("what ?")
+    setup.worker.give_up_questions("the node was deactivated")
+    with pytest.raises(QuestionCancelled, match="deactivated"):
+        pending.answer.result(0)
+    release.set()
+
+
+def test_frames_lie_while_nothing_is_to_be_taken(setup: Setup) -> None:
+    setup.worker.ingest(False)
+    setup.put(1)
+    setup.worker.call(lambda memory: None).result(LONG)
+    assert len(setup.frames) == 1 and setup.told.events == []
+    setup.worker.ingest(True)
+    setup.told.wait_for(1)
+
+
+def test_a_question_that_the_memory_refuses_is_no_fault(setup: Setup) -> None:
+    with pytest.raises(QuestionError, match="no frame yet"):
+        setup.ask("what ?").answer.result(LONG)
+    assert setup.told.events == []
+
+
+def test_calls_after_the_end_are_refused() -> None:
+    setup = Setup()
+    setup.made.result(LONG)
+    assert setup.worker.stop(LONG)
+    with pytest.raises(KvStreamError, match="closed"):
+        setup.worker.call(lambda memory: None).result(LONG)
+
+
+def test_a_memory_that_cannot_be_made_is_reported_and_the_thread_ends() -> None:
+    from ros_kvstream.errors import BudgetError
+
+    def make() -> VideoMemory:
+        raise BudgetError("too small")
+
+    account = FrameAccount()
+    worker = Worker(FrameQueue(1, account), account, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
+    with pytest.raises(BudgetError, match="too small"):
+        worker.start(make).result(LONG)
+    assert worker.stop(LONG)
