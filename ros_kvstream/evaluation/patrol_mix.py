@@ -1,0 +1,36 @@
+"""The mix of patrol streams that the tiny model is trained and measured on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ros_kvstream.evaluation.patrol import PatrolSettings, PatrolWorld
+
+
+def mixed_stream(frames: int, objects: int, longest_seconds: float, random: np.random.Generator) -> PatrolWorld:
+    """One stream of ``frames`` frames with up to ``objects`` sightings, at most ``longest_seconds`` long.
+
+    45 % plain (1 - 3 frames a second, a few pauses), 15 % fast (to 30), 15 % slow (from 0.2), 25 % thinned out as behind
+    a frame gate: pauses of up to two minutes wherever nothing happens. Rates rise and pauses shrink until the time fits.
+    """
+    sightings = 0 if random.random() < 0.03 else max(int(random.integers(1, objects + 1)) for _ in range(2))
+    noise = float(random.uniform(0, 12))
+    seed = int(random.integers(1 << 40))
+    kind = random.choice(4, p=(0.45, 0.15, 0.15, 0.25))
+    rate, share, longest = float(np.exp(random.uniform(np.log(1.0), np.log(3.0)))), 0.0, 10.0
+    if kind == 0:
+        share = float(random.uniform(0, 0.05))
+    elif kind == 1:
+        rate = float(np.exp(random.uniform(np.log(3.0), np.log(30.0))))
+    elif kind == 2:
+        rate = float(np.exp(random.uniform(np.log(0.2), np.log(1.0))))
+    else:
+        share, longest = float(random.uniform(0.1, 0.9)), float(np.exp(random.uniform(np.log(2.0), np.log(120.0))))
+    while True:
+        world = PatrolWorld(PatrolSettings(seed=seed, frames=frames, objects=sightings, rate_hz=rate, noise=noise,
+                                           pause_share=share, longest_pause=longest))  # fmt: skip
+        if world.stamp(frames - 1) < longest_seconds:
+            return world
+        if rate >= 30.0 and longest <= 0.5:
+            share /= 2
+        rate, longest = min(30.0, rate * 2), max(0.5, longest / 2)

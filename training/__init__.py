@@ -1,0 +1,1 @@
+"""Training of the tiny model that the package ships; not installed with it."""
