@@ -7,10 +7,15 @@ from collections.abc import Callable
 
 
 class Heartbeat:
-    """Calls a function every ``period`` seconds of real time until stopped."""
+    """Calls a function again and again in real time until stopped."""
 
-    def __init__(self, period: float, beat: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        """:param beat: called from the thread; :param failed: gets what ``beat`` raised, and the beat goes on."""
+    def __init__(self, period: Callable[[], float], beat: Callable[[], None],
+                 failed: Callable[[Exception], None]) -> None:
+        """Start beating.
+
+        :param period: seconds to the next beat; :param beat: called from the thread; :param failed: gets what
+            ``beat`` raised, and the beat goes on.
+        """
         self._period = period
         self._beat = beat
         self._failed = failed
@@ -19,7 +24,7 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._period):
+        while not self._stop.wait(self._period()):
             try:
                 self._beat()
             except Exception as error:  # noqa: BLE001 - reporting must not end because one report failed

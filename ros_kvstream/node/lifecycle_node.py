@@ -21,7 +21,7 @@ from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
 from ros_kvstream.node.messages import to_seconds
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion
-from ros_kvstream.node.reporting import PERIOD, Reporter, Session
+from ros_kvstream.node.reporting import Reporter, Session
 from ros_kvstream.node.services import Services
 from ros_kvstream.node.worker import Worker, WorkerEvents, describe
 from ros_kvstream.records import Observation
@@ -44,8 +44,9 @@ class KvStreamNode(LifecycleNode):
         self.released = False
         """Whether the worker had ended when the node was destroyed."""
         self._survive_wrong_transitions()
-        self._heartbeat = Heartbeat(PERIOD, self._reporter.report, lambda error: self.get_logger().error(
-            f"report failed: {describe(error)}"))
+        self._heartbeat = Heartbeat(
+            lambda: self.parameters.value("diagnostics.period_s"), self._reporter.report,
+            lambda error: self.get_logger().error(f"report failed: {describe(error)}"))
 
     @property
     def _session(self) -> Session | None:
@@ -85,7 +86,7 @@ class KvStreamNode(LifecycleNode):
         session = self._session
         assert session is not None
         try:
-            for camera in self.parameters.cameras():
+            for camera in session.camera_settings:
                 session.cameras.append(CameraSubscription(self, camera, session.account, self._store))
         except Exception as error:  # noqa: BLE001 - for example a topic name that is none
             self._unsubscribe(session)
@@ -137,7 +138,7 @@ class KvStreamNode(LifecycleNode):
         frames = FrameQueue(self.parameters.value("ingest.queue_frames"), account)
         events = WorkerEvents(self._observed, self._frame_refused, self._fault, self._token)
         worker = Worker(frames, account, lambda message: convert(message, depth), events)
-        session = Session(worker, frames, account, settings.memory.policy)
+        session = Session(worker, frames, account, settings.memory.policy, self.parameters.cameras())
 
         def make_memory() -> Any:
             from ros_kvstream.stream import VideoMemory  # imports torch: seconds, and only in the worker's thread

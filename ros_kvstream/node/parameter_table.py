@@ -147,6 +147,8 @@ FAULTS = (
 )
 
 DIAGNOSTICS = (
+    ParameterSpec("diagnostics.period_s", 1.0, "Seconds between two reports on ~/stats and /diagnostics; by the "
+                  "machine's own clock, also when /clock stands still.", 0.05, 60.0, change=Change.RUNNING),
     ParameterSpec("diagnostics.no_image_s", 5.0, "Seconds without an image after which a camera is WARN, and the topic "
                   "it waits on is named; ten times as long without one makes it STALE.", 0.1, 1e6,
                   change=Change.RUNNING),

@@ -18,14 +18,12 @@ from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, stat
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.messages import NodeFigures, stats_message, to_seconds
 from ros_kvstream.node.meters import Meters
-from ros_kvstream.node.parameters import NodeParameters
+from ros_kvstream.node.parameters import CameraSettings, NodeParameters
 from ros_kvstream.node.worker import Worker
 from ros_kvstream.records import Answer, MemoryStats, Observation
 
-PERIOD = 1.0
-"""Seconds between reports."""
-LATELY = 10
-"""Reports over which "lately" looks back."""
+LATELY = 10.0
+"""Seconds over which "lately" looks back."""
 
 
 @dataclass
@@ -36,6 +34,7 @@ class Session:
     frames: FrameQueue
     account: FrameAccount
     policy: str
+    camera_settings: tuple[CameraSettings, ...]
     model: str = ""
     trained: bool = True
     check_budget: Callable[[float], None] = lambda _: None
@@ -57,7 +56,7 @@ class Reporter:
         self._newest = Observation(0, True, 0)
         self._fault: tuple[float, str] | None = None
         self._refusals: dict[str, tuple[float, str]] = {}
-        self._history: dict[str, deque[CameraCount]] = {}
+        self._history: dict[str, deque[tuple[float, CameraCount]]] = {}
         self._stats = node.create_publisher(msg.KvStats, "~/stats", 10)
         self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
 
@@ -134,9 +133,7 @@ class Reporter:
         for camera in list(session.cameras):
             name = camera.camera.name
             count = session.account.camera(name)
-            history = self._history.setdefault(name, deque(maxlen=LATELY))
-            before = history[0] if history and history[0].received <= count.received else CameraCount()
-            history.append(count)
+            before = self._before(name, count)
             silence = camera.silence
             healths.append(CameraHealth(
                 name=name, topic=camera.topic, silence=silence, heard=camera.heard, count=count,
@@ -147,7 +144,18 @@ class Reporter:
                 last_refusal=self._recent(self._refusals.get(name))))
         return healths
 
+    def _before(self, camera: str, count: CameraCount) -> CameraCount:
+        """The camera's counters at the beginning of "lately"."""
+        now = time.monotonic()
+        history = self._history.setdefault(camera, deque())
+        if history and history[-1][1].received > count.received:  # the counters were reset by a new configure
+            history.clear()
+        while len(history) > 1 and history[1][0] < now - LATELY:
+            history.popleft()
+        history.append((now, count))
+        return history[0][1]
+
     @staticmethod
     def _recent(noted: tuple[float, str] | None) -> str:
         """The text of a note while it is recent."""
-        return noted[1] if noted and time.monotonic() - noted[0] < LATELY * PERIOD else ""
+        return noted[1] if noted and time.monotonic() - noted[0] < LATELY else ""

@@ -31,8 +31,9 @@ WEBP_LOSSLESS = encode("webp", RGB, cv2.IMWRITE_WEBP_QUALITY, 101)
 GREY_JPEG = encode("jpg", SMOOTH[..., 0], cv2.IMWRITE_JPEG_QUALITY, 95)
 PROGRESSIVE = encode("jpg", SMOOTH, cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
 DEPTH = np.arange(24 * 32, dtype=np.uint16).reshape(24, 32) * 10
-FORMATS = ["jpeg", "jpg", "JPEG", "png", "image/jpeg", "", "rgb8; jpeg compressed bgr8", "bgr8; jpeg compressed bgr8",
-           "rgb8; png compressed bgr8", "mono8; jpeg compressed ", "webp", "bayer_rggb8; jpeg compressed bgr8", "%n%s{}"]
+FORMATS = ["jpeg", "jpg", "JPEG", "png", "image/jpeg", "", "rgb8; jpeg compressed bgr8",
+           "bgr8; jpeg compressed bgr8", "rgb8; png compressed bgr8", "mono8; jpeg compressed ", "webp",
+           "bayer_rggb8; jpeg compressed bgr8", "%n%s{}"]
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -195,7 +195,9 @@ def test_rendered_depth_is_bright_near_dark_far_and_black_where_nothing_was_meas
     np.testing.assert_array_equal(image_to_rgb(message(millimetres, "16UC1", rows=1, big=big), depth), found)
 
 
-@pytest.mark.parametrize("limits", [{"mode": "colour"}, {"near": 5.0, "far": 5.0}, {"near": -1.0}, {"far": float("nan")}])
+@pytest.mark.parametrize("limits", [
+    {"mode": "colour"}, {"near": 5.0, "far": 5.0}, {"near": -1.0}, {"far": float("nan")},
+])
 def test_impossible_depth_limits_are_refused(limits: dict) -> None:
     with pytest.raises(SettingsError, match="ingest.depth"):
         DepthRendering(**limits)

@@ -113,7 +113,7 @@ def test_an_impossible_question_is_refused_with_the_reason(node: RunningNode, ca
     assert node.ask("what is there ?", max_new_tokens=1).success
 
 
-def test_while_a_question_is_answered_the_newest_frames_win_and_all_are_accounted_for(node: RunningNode, camera) -> None:
+def test_while_a_question_is_answered_newest_frames_win_and_all_are_accounted_for(node: RunningNode, camera) -> None:
     publish(node, camera, 1)
     before = node.until_stats(accounted)
     answer = node.ask_later("what is there ?", max_new_tokens=LONG_ANSWER)
@@ -155,7 +155,8 @@ def test_a_bad_encoding_is_counted_named_in_diagnostics_and_survived(node: Runni
     before = node.until_stats(accounted)
     pixels = picture(1)
     camera.publish(Image(height=56, width=56, step=56 * 3, encoding=encoding, data=pixels.tobytes()))
-    node.until_status("camera camera", lambda status: status.level == DiagnosticStatus.WARN and encoding in status.message)
+    node.until_status("camera camera", lambda status: status.level == DiagnosticStatus.WARN
+                      and encoding in status.message)
     after = node.until_stats(lambda now: accounted(now) and now.frames_published > before.frames_published)
     assert dropped(after, "encoding") == dropped(before, "encoding") + 1
     publish(node, camera, 1)

@@ -1,0 +1,213 @@
+"""Lifecycle and parameters of a real node process: any order of transitions, refusals with reasons, clean ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from diagnostic_msgs.msg import DiagnosticStatus
+from lifecycle_msgs.msg import Transition
+from rcl_interfaces.srv import DescribeParameters
+from support.running_node import RunningNode, image, picture, running_node
+
+CONFIGURE, ACTIVATE = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE
+DEACTIVATE, CLEANUP = Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, random_model: Path) -> Iterator[RunningNode]:
+    parameters = {"model": random_model, "autostart": False}
+    with running_node(tmp_path_factory.mktemp("lifecycle"), parameters) as running:
+        yield running
+
+
+def go(node: RunningNode, state: str) -> None:
+    """Bring the node to a state by the shortest way."""
+    ways = {"unconfigured": {"inactive": [CLEANUP], "active": [DEACTIVATE, CLEANUP]},
+            "inactive": {"unconfigured": [CONFIGURE], "active": [DEACTIVATE]},
+            "active": {"unconfigured": [CONFIGURE, ACTIVATE], "inactive": [ACTIVATE]}}
+    for transition in ways[state].get(node.lifecycle_state(), []):
+        assert node.change(transition), node.output()
+    assert node.lifecycle_state() == state
+
+
+def test_without_autostart_the_node_waits_unconfigured_and_says_so(node: RunningNode) -> None:
+    assert node.lifecycle_state() == "unconfigured"
+    status = node.status("state")
+    assert status.level == DiagnosticStatus.WARN and status.message.startswith("unconfigured")
+
+
+@pytest.mark.parametrize("state", ["unconfigured", "inactive"])
+def test_a_question_to_a_node_that_is_not_active_is_refused(node: RunningNode, state: str) -> None:
+    go(node, state)
+    response = node.ask("what is there ?")
+    assert not response.success and response.message == f"the node is {state}: activate it first."
+
+
+def test_clear_without_a_memory_is_refused(node: RunningNode) -> None:
+    go(node, "unconfigured")
+    response = node.clear()
+    assert not response.success and "no memory to clear" in response.message
+
+
+@pytest.mark.parametrize(("state", "wrong"), [
+    ("unconfigured", [ACTIVATE, DEACTIVATE, CLEANUP]), ("inactive", [CONFIGURE, DEACTIVATE]),
+    ("active", [CONFIGURE, ACTIVATE, CLEANUP]),
+])
+def test_a_transition_that_a_state_does_not_have_is_refused_and_changes_nothing(
+        node: RunningNode, state: str, wrong: list[int]) -> None:
+    go(node, state)
+    for transition in wrong:
+        assert not node.change(transition)
+        assert node.lifecycle_state() == state
+
+
+def test_the_memory_survives_deactivation_and_is_empty_after_a_new_configure(node: RunningNode) -> None:
+    go(node, "active")
+    camera = node.camera("/image")
+    camera.publish(image(picture(1), 5.0))
+    node.until_stats(lambda stats: stats.frames_remembered == 1)
+    go(node, "inactive")
+    go(node, "active")
+    assert node.ask("what is there ?", max_new_tokens=1).success
+    go(node, "unconfigured")
+    go(node, "active")
+    assert "no frame yet" in node.ask("what is there ?").message
+
+
+def test_rounds_of_all_transitions_do_not_grow_the_process(node: RunningNode) -> None:
+    sizes = []
+    for _ in range(50):
+        go(node, "unconfigured")
+        go(node, "active")
+        node.stats = None
+        sizes.append(node.until_stats(lambda _: True).process_bytes)
+    assert sizes[-1] < 1.02 * sizes[5], sizes
+
+
+def test_a_budget_too_small_fails_configure_and_names_the_smallest_that_works(node: RunningNode) -> None:
+    go(node, "unconfigured")
+    assert node.set_parameter("memory.budget_mib", 0.1) == ""
+    assert not node.change(CONFIGURE)
+    assert node.lifecycle_state() == "unconfigured"
+    status = node.until_status("state", lambda status: status.level == DiagnosticStatus.ERROR)
+    assert "configure failed" in status.message and "memory.budget_mib = 0.1 is too small" in status.message
+    smallest = float(status.message.split("at least ")[1].rstrip("."))
+    assert node.set_parameter("memory.budget_mib", smallest) == ""
+    assert node.change(CONFIGURE), node.output()
+    go(node, "unconfigured")
+    assert node.set_parameter("memory.budget_mib", 8.0) == ""
+
+
+@pytest.mark.parametrize(("path", "reason"), [
+    ("/nowhere/at/all", "no such folder"), (str(Path(__file__).parent), "no config.json"),
+])
+def test_a_model_that_is_not_there_fails_configure_with_the_reason(
+        node: RunningNode, random_model: Path, path: str, reason: str) -> None:
+    go(node, "unconfigured")
+    assert node.set_parameter("model", path) == ""
+    assert not node.change(CONFIGURE)
+    node.until_status("state", lambda status: status.level == DiagnosticStatus.ERROR and reason in status.message)
+    assert reason in node.output()
+    assert node.set_parameter("model", str(random_model)) == ""
+    go(node, "inactive")
+
+
+def test_the_budget_can_be_lowered_and_raised_while_frames_come(node: RunningNode) -> None:
+    go(node, "active")
+    camera = node.camera("/image")
+    for stamp in range(30):
+        camera.publish(image(picture(stamp), 10.0 + stamp))
+        node.spin(0.03)
+    for budget in (1.0, 0.5, 4.0):
+        assert node.set_parameter("memory.budget_mib", budget) == ""
+        stats = node.until_stats(lambda stats, wanted=budget: stats.budget_bytes == wanted * 2**20)
+        assert stats.used_bytes <= stats.allocated_bytes <= stats.budget_bytes
+        assert node.ask("what is there ?", max_new_tokens=2).success
+    reason = node.set_parameter("memory.budget_mib", 0.05)
+    assert "too small" in reason and "at least" in reason
+    assert node.ask("what is there ?", max_new_tokens=2).memory.budget_bytes == 4 * 2**20
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), [
+    ("memory.budget_mib", float("nan"), "nan"),
+    ("memory.budget_mib", -1.0, "-1.0"),
+    ("memory.budget_mib", "much", "must be of type number"),
+    ("memory.budget_mib", True, "must be of type number"),
+    ("memory.policy", "recent", "while the node is unconfigured"),
+    ("query.max_waiting", 0, "0"),
+    ("query.max_waiting", 2.5, "must be of type integer"),
+    ("faults.action", "explode", "must be one of continue, deactivate"),
+    ("cameras", ["a", "a"], "distinct names"),
+    ("cameras", ["memory"], "no parameter's name"),
+    ("cameras", ["a b"], "letters, digits"),
+    ("camera.transport", "theora", "must be one of raw, compressed"),
+    ("autostart", False, ""),
+    ("no.such.parameter", 1, ""),
+], ids=str)
+def test_a_bad_change_is_refused_with_the_reason(node: RunningNode, name: str, value: object, reason: str) -> None:
+    go(node, "inactive")
+    refusal = node.set_parameter(name, value)
+    assert refusal and reason in refusal
+
+
+def test_parameters_describe_themselves(node: RunningNode) -> None:
+    request = DescribeParameters.Request(names=["memory.budget_mib", "memory.policy", "autostart", "camera.topic"])
+    response = node.call(DescribeParameters, "/kvstream/describe_parameters", request)
+    budget, policy, autostart, topic = response.descriptors
+    assert "Hard cap in MiB" in budget.description and "at any time" in budget.additional_constraints
+    limits = budget.floating_point_range[0]
+    assert (limits.from_value, limits.to_value) == (0.01, float(1 << 22))
+    assert "infinipot_v" in policy.additional_constraints and "unconfigured" in policy.additional_constraints
+    assert autostart.read_only and not budget.read_only
+    assert "'/compressed'" in topic.description
+
+
+def test_cameras_are_added_and_removed_by_a_new_configure(node: RunningNode) -> None:
+    go(node, "unconfigured")
+    assert node.set_parameter("cameras", ["front", "rear"]) == ""
+    go(node, "active")
+    front, rear = node.camera("/front/image"), node.camera("/rear/image")
+    front.publish(image(picture(1), 5.0))
+    rear.publish(image(picture(2, width=112), 5.5))
+    node.until_stats(lambda stats: stats.frames_remembered == 2)
+    answer = node.ask("what is there ?", camera="rear", max_new_tokens=1)
+    assert answer.success and [evidence.camera for evidence in answer.evidence] == ["rear"]
+    both = node.ask("what is there ?", max_new_tokens=1)
+    assert {evidence.camera for evidence in both.evidence} == {"front", "rear"}
+    assert "images on /rear/image" in node.status("camera rear").message
+    go(node, "unconfigured")
+    assert node.set_parameter("cameras", ["camera"]) == ""
+    go(node, "active")
+    node.until(lambda: front.get_subscription_count() == 0, "the end of the subscription")
+
+
+def test_shutdown_leads_to_the_end_state(node: RunningNode) -> None:
+    go(node, "inactive")
+    assert node.change(Transition.TRANSITION_INACTIVE_SHUTDOWN)
+    assert node.lifecycle_state() == "finalized"
+    assert "finalized" in node.ask("what ?").message
+    assert node.interrupt() == 0 and "Traceback" not in node.output()
+
+
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["-p", "memory.budget_mib:=-5.0"], "memory.budget_mib = -5.0: must be from 0.01"),
+    (["-p", "memory.budget_mib:=lots"], "memory.budget_mib = 'lots': must be of type number"),
+    (["-p", "memory.buget_mib:=64.0"], "did you mean 'memory.budget_mib'?"),
+    (["-p", "memory.policy:=magic"], "memory.policy = 'magic': must be one of infinipot_v"),
+    (["-p", "memory.policy_options:=alpha"], "'alpha' is not of the form name=value"),
+], ids=["negative", "text", "misspelt", "choice", "options"])
+def test_a_bad_parameter_at_start_ends_the_node_with_the_reason(arguments: list[str], reason: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", *arguments], text=True,
+                          capture_output=True, timeout=60, env=_quiet())
+    assert done.returncode == 2 and reason in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _quiet() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "ROS_DOMAIN_ID": "19"}
