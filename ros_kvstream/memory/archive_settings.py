@@ -22,6 +22,8 @@ class ArchiveSettings:
     """fp16 | int8 | int4: how keys and values are stored; look-up keys are always float16."""
     keep_ratio: float = 0.5
     """Share of the stream's patches that is archived, the least similar to the frames before; 1 keeps all."""
+    frame_patches: int = 0
+    """Visual tokens of the largest frame that is archived; 0 takes the first frame's."""
     guard: int = 1
     """Patches around a telling patch that are kept with it, in rows and columns of the patch grid."""
     compare_frames: int = 4
@@ -44,6 +46,7 @@ class ArchiveSettings:
         require(bool(self.place.strip()), "archive.place", self.place, "'memory' or a folder")
         require(self.precision in PRECISIONS, "archive.precision", self.precision, "one of " + ", ".join(PRECISIONS))
         require_finite("archive.keep_ratio", self.keep_ratio, 0.01, 1.0)
+        require_finite("archive.frame_patches", self.frame_patches, 0, 1 << 15)
         require_finite("archive.guard", self.guard, 0, 8)
         require_finite("archive.compare_frames", self.compare_frames, 1, 64)
         require_finite("archive.lookup_keys", self.lookup_keys, 1, 1024)

@@ -42,8 +42,14 @@ class RetrievalSettings:
     """Frames of one moment brought back, at most."""
     spread: str = "auto"
     """auto | always | never: for questions of order, take moments spread over time, one per distinct object."""
+    context: str = "newest"
+    """newest | arena: what is seen beside the retrieved frames, the newest frames or all that the arena holds."""
     positions: str = "consecutive"
-    """consecutive | original."""
+    """consecutive | original: retrieved frames right before what is seen beside them, or where they were seen."""
+    room_tokens: int = 0
+    """Slots planned for retrieved frames; 0 takes top_k times the first frame's tokens."""
+    pending_pictures: int = 32
+    """Pictures that may wait for an idle moment to be embedded by the external expert."""
 
     def __post_init__(self) -> None:
         require_finite("retrieval.top_k", self.top_k, 0, 4096)
@@ -59,9 +65,12 @@ class RetrievalSettings:
             ("head_pooling", ("mean", "max")),
             ("spread", ("auto", "always", "never")),
             ("positions", POSITIONS),
+            ("context", ("newest", "arena")),
         ):
             value = getattr(self, name)
             require(value in choices, f"retrieval.{name}", value, "one of " + ", ".join(choices))
+        require_finite("retrieval.room_tokens", self.room_tokens, 0, 1 << 24)
+        require_finite("retrieval.pending_pictures", self.pending_pictures, 0, 4096)
         require_finite("retrieval.internal_weight", self.internal_weight, 0.0, 1000.0)
         require_finite("retrieval.external_weight", self.external_weight, 0.0, 1000.0)
         require_finite("retrieval.rrf_k", self.rrf_k, 0.0, 1e6)

@@ -1,0 +1,93 @@
+"""The internal expert: the model's own attention, question queries against archived frame keys.
+
+Both are un-rotated, so that a frame's score does not depend on when it was seen. The published form (ReKV) compares the
+mean of the question's queries with the mean of a frame's keys; the mean buries small objects and drifts with time, so
+the last question token against each patch, the best patch counting, is the default here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.memory.archive import Archive
+from ros_kvstream.retrieval.settings import RetrievalSettings
+
+NOT_SCORED = float("-inf")
+"""Score of slots that hold no frame."""
+
+
+def question_queries(queries: Mapping[int, Tensor], query: str) -> dict[int, Tensor]:
+    """One query a layer and head from all of a question's tokens.
+
+    :param queries: layer -> un-rotated queries, [heads, tokens, head_dim]; :param query: "last" or "mean".
+    :returns: layer -> float32 [heads, head_dim] on the CPU.
+    """
+    if query == "last":
+        return {layer: tensor[:, -1].float().cpu() for layer, tensor in queries.items()}
+    return {layer: tensor.float().mean(1).cpu() for layer, tensor in queries.items()}
+
+
+def score_plane(
+    plane: Tensor, counts: Tensor, query: Tensor, *, mean_key: bool, patch_pooling: str, head_pooling: str, chunk: int
+) -> Tensor:
+    """Score every slot of one layer.
+
+    :param plane: look-up keys, float16 [slots, entries, kv_heads * head_dim]; with ``mean_key`` entry 0 is the mean key.
+    :param counts: valid entries of each slot, [slots]; :param query: float32 [heads, head_dim].
+    :param chunk: slots turned to float32 at a time.
+    :returns: dot products / sqrt(head_dim), pooled, float32 [slots].
+    """
+    slots, entries, width = plane.shape
+    heads, head_dim = query.shape
+    kv_heads = width // head_dim
+    grouped = query.view(kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
+    use_mean_key = patch_pooling == "mean" and mean_key
+    first = 0 if use_mean_key or not mean_key else 1
+    last = 1 if use_mean_key else entries
+    steps = torch.arange(first, last)
+    scores = torch.empty(slots, dtype=torch.float32)
+    for start in range(0, slots, chunk):
+        keys = plane[start : start + chunk, first:last].float()
+        valid = steps < counts[start : start + chunk, None]
+        if head_pooling == "mean":
+            products = keys @ (grouped.sum(1) / heads).flatten()
+        else:
+            per_head = keys.unflatten(-1, (kv_heads, head_dim))
+            products = torch.einsum("sekd,kgd->sekg", per_head, grouped).flatten(2).amax(-1)
+        if patch_pooling == "max" or use_mean_key:
+            scores[start : start + chunk] = products.masked_fill(~valid, NOT_SCORED).amax(-1)
+        else:
+            scores[start : start + chunk] = (products * valid).sum(-1) / valid.sum(-1).clamp_min(1)
+    return scores
+
+
+def internal_scores(archive: Archive, queries: Mapping[int, Tensor], settings: RetrievalSettings) -> Tensor:
+    """Score of every archive slot: the mean over layers of scores standardised over the frames held.
+
+    Layers disagree in scale, not only in order: standardising lets none of them decide alone.
+
+    :param queries: layer -> float32 [heads, head_dim] from :func:`question_queries`.
+    :returns: float32 [slots], -inf where a slot holds no frame.
+    """
+    plan, table = archive.plan, archive.table
+    live = torch.from_numpy(table.frames["live"].copy())
+    counts = torch.from_numpy(table.frames["lookups"].astype("int64"))
+    total = torch.zeros(plan.frames)
+    searched = [layer for layer in plan.shape.lookup_layers if layer in queries]
+    for layer in searched:
+        scores = score_plane(
+            table.lookup[plan.shape.lookup_layers.index(layer)],
+            counts,
+            queries[layer],
+            mean_key=plan.settings.mean_key,
+            patch_pooling=settings.patch_pooling,
+            head_pooling=settings.head_pooling,
+            chunk=plan.lookup_chunk,
+        )
+        held = scores[live]
+        spread = held.std(unbiased=False) if held.numel() else torch.tensor(1.0)
+        total += (scores - held.mean()) / spread.clamp_min(1e-6) if held.numel() else 0.0
+    return (total / max(len(searched), 1)).masked_fill(~live, NOT_SCORED)
