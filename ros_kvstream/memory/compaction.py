@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.rows import flat_rows
+from ros_kvstream.memory.rows import flat_rows, widest
 
 
 def kept_mask(kept: Tensor, slots: int) -> Tensor:
@@ -43,9 +43,12 @@ def fill_holes(planes: Sequence[Tensor], kept: Tensor) -> None:
     if source.numel() == 0:
         return
     source += keep
+    last, sources, holes = -1, source, hole
     for plane in planes:
         rows, per_head = flat_rows(plane)
         if rows.data_ptr() != plane.data_ptr():
             raise ValueError(f"a plane with strides {plane.stride()} cannot be compacted in place")
-        moved = rows.index_select(0, source_head * per_head + source)
-        rows.index_copy_(0, hole_head * per_head + hole, moved)
+        if per_head != last:
+            last, sources, holes = per_head, source_head * per_head + source, hole_head * per_head + hole
+        rows = widest(rows)
+        rows.index_copy_(0, holes, rows.index_select(0, sources))

@@ -73,6 +73,11 @@ class SelectionPolicy(ABC):
         """
         raise NotImplementedError
 
+    def select_mask(self, view: LayerSlots, keep: int) -> Tensor:
+        """The same choice as bool [kv_heads, slots], which is what a compaction works with."""
+        mask = torch.zeros(view.keys.shape[0], view.slots, dtype=torch.bool, device=view.keys.device)
+        return mask.scatter_(1, self.select(view, keep), True)
+
 
 def keep_highest(scores: Tensor, keep: int, frames: Tensor) -> Tensor:
     """The ``keep`` highest scores per row, ties to the newer frame, then to the higher slot index.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
-from ros_kvstream.memory.selection.ranking import keep_top
+from ros_kvstream.memory.selection.ranking import indices_of, top_mask
 from ros_kvstream.memory.selection.recent_share import recent_slots
 from ros_kvstream.memory.selection.redundancy import similarity_to_recent
 from ros_kvstream.memory.selection.reference import reference_selection
@@ -65,6 +65,10 @@ class InfiniPotV(SelectionPolicy):
 
     def select(self, view: LayerSlots, keep: int) -> Tensor:
         """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
+        return indices_of(self.select_mask(view, keep))
+
+    def select_mask(self, view: LayerSlots, keep: int) -> Tensor:
+        """Return the choice as bool [kv_heads, slots]; see SelectionPolicy.select_mask."""
         settings = self.settings
         if settings.compatibility == "reference":
             return reference_selection(
@@ -78,7 +82,7 @@ class InfiniPotV(SelectionPolicy):
         # Recent slots count as TaR's own; more of them than its share leave the rest to the norms, never a crash.
         by_redundancy = min(keep, max(int(settings.alpha * keep), int(recent.sum(-1).max())))
         novelty = similarity_to_recent(view, recent).neg_().masked_fill_(recent, torch.inf)
-        chosen = keep_top(novelty, by_redundancy, view)
+        chosen = top_mask(novelty, by_redundancy, view)
         if by_redundancy == keep:
             return chosen
-        return keep_top(settings.scores(view).scatter(1, chosen, torch.inf), keep, view)
+        return top_mask(settings.scores(view).masked_fill(chosen, torch.inf), keep, view)

@@ -1,4 +1,4 @@
-"""Which slots show the same patch: true (camera, h, w) as one number, and the rows of a plane as one flat list."""
+"""Which slots show the same patch: true (camera, h, w) as one number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Patches:
     """Patch numbers of one layer's slots; the same (camera, h, w) of different KV heads counts as different."""
 
     index: Tensor
-    """int64 [kv_heads, slots], from 0 up to ``count`` - 1; not every number needs to occur."""
+    """int32 [kv_heads * slots], from 0 up to ``count`` - 1; not every number needs to occur."""
     count: int
 
 
@@ -26,19 +26,21 @@ def number_patches(view: LayerSlots) -> Patches:
     """Give slots of the same KV head, camera, h and w the same number."""
     heads, slots = view.frames.shape
     height, width, camera = view.positions[..., 1], view.positions[..., 2], view.cameras
-    lowest, extent = [], []
-    for axis in (height, width, camera):
-        low, high = torch.aminmax(axis)
-        lowest.append(int(low))
-        extent.append(int(high) - int(low) + 1)
-    per_head = extent[0] * extent[1] * extent[2]
-    index = (height - lowest[0]).long()
-    index *= extent[1]
-    index += width - lowest[1]
-    if extent[2] > 1:
-        index += (camera.long() - lowest[2]) * (extent[0] * extent[1])
-    index += torch.arange(heads, device=index.device)[:, None] * per_head
+    (top, rows), (left, columns), (first, cameras) = _extent(height), _extent(width), _extent(camera)
+    per_head = rows * columns * cameras
+    if per_head * heads >= 1 << 31:
+        height, width = height.long(), width.long()
+    index = torch.add(width, height, alpha=columns)
+    if cameras > 1:
+        index += (camera.to(index.dtype) - first) * (rows * columns)
+    index += torch.arange(heads, device=index.device, dtype=index.dtype)[:, None] * per_head - (top * columns + left)
     if per_head > max(1024, DENSE_LIMIT * slots):
         found, index = torch.unique(index, return_inverse=True)
-        return Patches(index, found.numel())
-    return Patches(index, heads * per_head)
+        return Patches(index.flatten().int(), found.numel())
+    return Patches(index.flatten(), heads * per_head)
+
+
+def _extent(values: Tensor) -> tuple[int, int]:
+    """Lowest value and how many there are up to the highest."""
+    low, high = torch.aminmax(values)
+    return int(low), int(high) - int(low) + 1

@@ -22,25 +22,34 @@ def recency(view: LayerSlots) -> Tensor:
     return order
 
 
-def keep_top(scores: Tensor, keep: int, view: LayerSlots | None = None) -> Tensor:
-    """Indices of the ``keep`` highest scores per row, ascending int64 [rows, keep].
+def top_mask(scores: Tensor, keep: int, view: LayerSlots | None = None) -> Tensor:
+    """The ``keep`` highest scores per row as bool [rows, slots], exactly ``keep`` of them True in every row.
 
     :param scores: float or integer [rows, slots]; NaN ranks below everything.
     :param view: the slots that the scores belong to; of equal scores the newer wins. Without it the higher index wins.
     """
-    rows, slots = scores.shape
+    slots = scores.shape[-1]
     if keep >= slots:
-        return torch.arange(slots, device=scores.device).expand(rows, slots).clone()
-    if scores.is_floating_point():
-        scores = torch.nan_to_num(scores, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return torch.ones_like(scores, dtype=torch.bool)
     threshold = scores.kthvalue(slots - keep + 1, dim=-1, keepdim=True).values
-    mask = scores > threshold
-    tied = scores == threshold
-    missing = keep - mask.sum(-1, keepdim=True)
-    if bool((tied.sum(-1, keepdim=True) > missing).any()):
-        tied = _first_of(tied, missing, None if view is None else recency(view))
-    mask |= tied
-    return mask.nonzero()[:, 1].view(rows, keep)
+    mask = scores >= threshold
+    if bool((mask.sum(-1) == keep).all()):
+        return mask
+    if scores.is_floating_point() and bool(scores.isnan().any()):
+        return top_mask(torch.nan_to_num(scores, -torch.inf, torch.inf, -torch.inf), keep, view)
+    above = scores > threshold
+    missing = keep - above.sum(-1, keepdim=True)
+    return above | _first_of(mask & ~above, missing, None if view is None else recency(view))
+
+
+def keep_top(scores: Tensor, keep: int, view: LayerSlots | None = None) -> Tensor:
+    """Indices of ``top_mask``, ascending int64 [rows, keep]."""
+    return indices_of(top_mask(scores, keep, view))
+
+
+def indices_of(mask: Tensor) -> Tensor:
+    """Where a mask [rows, slots] with equally many True in every row is True, ascending int64 [rows, n]."""
+    return mask.nonzero()[:, 1].view(mask.shape[0], -1)
 
 
 def _first_of(tied: Tensor, missing: Tensor, tie_order: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ KERNELS = ((3, 7), (2, 5), (1, 3), (0, 1))
 def reference_selection(
     view: LayerSlots, keep: int, *, alpha: float, recent_share: float, depth_pooling: bool
 ) -> Tensor:
-    """int64 [kv_heads, keep], ascending, as published.
+    """Kept slots as bool [kv_heads, slots], as published.
 
     :param alpha: TaR's share of ``keep``, recent frames included; 0 for value norms alone.
     :param recent_share: share of the frames in the cache that are compared with and stay.
@@ -34,7 +34,7 @@ def reference_selection(
     whole = frames * per_frame
     in_time = torch.cat([in_time[:, slots - whole :], in_time[:, : slots - whole]], dim=-1)
     if keep >= whole:
-        return in_time[:, :keep].sort(-1).values
+        return torch.zeros_like(view.frames, dtype=torch.bool).scatter_(1, in_time[:, :keep], True)
     order = in_time[:, :whole]
     norms = view.value_norms.float().gather(-1, order)
     if depth_pooling:
@@ -42,7 +42,7 @@ def reference_selection(
         norms = _pooled_by_depth(norms, frames, rows, view.layer // max(1, view.layers // 4))
     tar = _tar_picks(view.keys, order, frames, keep, alpha, int(recent_share * frames))
     picks = norms.masked_fill(tar, torch.inf).argsort(dim=-1, descending=True, stable=True)[:, :keep]
-    return order.gather(-1, picks).sort(-1).values
+    return torch.zeros_like(view.frames, dtype=torch.bool).scatter_(1, order.gather(-1, picks), True)
 
 
 def _tar_picks(keys: Tensor, order: Tensor, frames: int, keep: int, alpha: float, recent: int) -> Tensor:

@@ -36,11 +36,11 @@ class NormPooling:
         object.__setattr__(self, "pooling_thresholds", tuple(steps))
 
     def scores(self, view: LayerSlots) -> Tensor:
-        """Value norms, pooled as set, float32 [kv_heads, slots]; what is not a number ranks lowest."""
+        """Value norms, pooled as set, float32 [kv_heads, slots]."""
         norms = view.value_norms.float()
-        norms = torch.nan_to_num(norms, nan=0.0, posinf=torch.finfo(torch.float32).max)
         if self.pooling == "none":
             return norms
+        norms = torch.nan_to_num(norms, nan=0.0, posinf=torch.finfo(torch.float32).max)
         return pool(norms, view, adaptive_window(norms, self.pooling_thresholds))
 
 

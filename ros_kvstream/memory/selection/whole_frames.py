@@ -1,0 +1,93 @@
+"""Redundancy where all heads still hold the same whole frames in order: the same scores, without looking slots up.
+
+That is the state before the first compaction. Broadcasts take the place of the gathers that ragged heads need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.memory.selection.base import LayerSlots
+from ros_kvstream.memory.selection.key_rows import TINY, TimeTurn
+
+BLOCK_ROWS = 1280
+"""Keys that are turned and compared at a time (at least one frame of all heads)."""
+
+
+@dataclass(frozen=True)
+class WholeFrames:
+    """How a regular layer is laid out: slot = frame * patches + patch in every head."""
+
+    frames: int
+    patches: int
+
+
+def whole_frames(view: LayerSlots) -> WholeFrames | None:
+    """The layout, or None if any head lacks a patch, frames differ in size or camera, or slots lie out of order."""
+    if view.rotary is None:
+        return None
+    heads, slots = view.frames.shape
+    patches = int((view.frames[0] == view.frames[0, 0]).sum())
+    if slots % patches:
+        return None
+    shape = (slots // patches, patches)
+    frames = view.frames.unflatten(1, shape)
+    first = frames[0, :, :1]
+    if not bool((frames == first).all()) or not bool((first[1:] > first[:-1]).all()):
+        return None
+    positions = view.positions.unflatten(1, shape)
+    same_patches = bool((positions[..., 1:] == positions[0, 0, :, 1:]).all())
+    same_times = same_patches and bool((positions[..., 0] == positions[0, :, :1, 0]).all())
+    if not same_times or not bool((view.cameras == view.cameras[0, 0]).all()):
+        return None
+    return WholeFrames(*shape)
+
+
+def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, recent: int) -> Tensor:
+    """Mean cosine of the keys before the last ``recent`` frames with those of their patch in these frames.
+
+    float32 [kv_heads, (frames - recent) * patches].
+    """
+    blocks = _FrameBlocks(view, layout)
+    past = layout.frames - recent
+    shape = (view.keys.shape[0], 1, layout.patches, view.keys.shape[-1])
+    means = torch.zeros(shape, dtype=torch.float32, device=view.keys.device)
+    for start, stop in blocks.ranges(past, layout.frames):
+        rows = blocks.load(start, stop)
+        rows /= torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min_(TINY)
+        means += rows.sum(1, keepdim=True)
+    means /= recent
+    result = torch.empty(view.keys.shape[0], past, layout.patches, dtype=torch.float32, device=view.keys.device)
+    for start, stop in blocks.ranges(0, past):
+        rows = blocks.load(start, stop)
+        norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
+        torch.div(rows.mul_(means).sum(-1), norms, out=result[:, start:stop])
+    return result.flatten(1)
+
+
+class _FrameBlocks:
+    """Loads a few frames of all heads at a time as float32, turned back in time; one reused buffer."""
+
+    def __init__(self, view: LayerSlots, layout: WholeFrames) -> None:
+        assert view.rotary is not None
+        heads, _, dim = view.keys.shape
+        self._keys = view.keys.unflatten(1, (layout.frames, layout.patches))
+        self._per_block = min(layout.frames, max(1, BLOCK_ROWS // (heads * layout.patches)))
+        size = (heads, self._per_block, layout.patches, dim)
+        self._buffer = torch.empty(size, dtype=torch.float32, device=view.keys.device)
+        self._turn = TimeTurn(view.rotary)
+        times = view.positions[0, :: layout.patches, 0]
+        self._angles = self._turn.cosines_and_sines(times)[:, None]
+
+    def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(first, last + 1) frames of every block from ``start`` to ``stop``."""
+        return [(at, min(at + self._per_block, stop)) for at in range(start, stop, self._per_block)]
+
+    def load(self, start: int, stop: int) -> Tensor:
+        """Keys of frames [start, stop), float32 [kv_heads, frames, patches, head_dim], until the next load."""
+        rows = self._buffer[:, : stop - start].copy_(self._keys[:, start:stop])
+        self._turn.back(rows, self._angles[start:stop])
+        return rows
