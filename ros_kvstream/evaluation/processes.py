@@ -1,0 +1,171 @@
+"""Processes that a demo, a test or a benchmark starts: one place that ends them all, whatever happens."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from ros_kvstream.errors import KvStreamError
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+FIRST_PORT, PORTS_PER_DOMAIN, LAST_DOMAIN = 7400, 250, 101
+"""UDP ports of DDS domains (DDSI-RTPS 9.6.1.1); above domain 101 they meet Linux' ephemeral ports."""
+
+
+class ProcessError(KvStreamError):
+    """A process ended too early or said nothing in time; the message holds the end of its log."""
+
+
+def free_domain() -> int:
+    """A ROS domain id, 1 to 101, none of whose UDP ports is in use on this machine; chosen by chance among those."""
+    used = {connection.laddr.port for connection in psutil.net_connections("udp") if connection.laddr}
+    taken = {(port - FIRST_PORT) // PORTS_PER_DOMAIN for port in used if port >= FIRST_PORT}
+    return random.SystemRandom().choice([domain for domain in range(1, LAST_DOMAIN + 1) if domain not in taken])
+
+
+def ros_environment(domain: int) -> dict[str, str]:
+    """Environment of a ROS process that talks to nobody outside this machine and domain and computes in one thread."""
+    return {
+        **os.environ,
+        "ROS_DOMAIN_ID": str(domain),
+        "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RCUTILS_COLORIZED_OUTPUT": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _end_with_parent() -> None:
+    """In the child: be asked to end when the parent dies, even if that was killed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Process:
+    """One running process, with its log on disk. Ended by its ProcessGroup."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, *, pipe: bool
+    ) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as file:
+            self._popen = subprocess.Popen(
+                list(command), env=dict(environment), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipe else file, stderr=file,
+                start_new_session=True, preexec_fn=_end_with_parent, text=True,
+            )  # fmt: skip
+        self.stdout = self._popen.stdout
+        """Lines that it prints, where it was started with ``pipe``."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, also the id of its process group."""
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    def resident_bytes(self) -> int:
+        """Resident memory now, bytes; 0 once it has ended."""
+        with suppress(psutil.Error):
+            return int(psutil.Process(self.pid).memory_info().rss)
+        return 0
+
+    def log_end(self, lines: int = 5) -> str:
+        """The last lines of its log, indented."""
+        text = self.log.read_text(errors="replace").strip().splitlines()[-lines:]
+        return "".join(f"\n    {line}" for line in text) or "\n    (it logged nothing)"
+
+    def check(self) -> None:
+        """Raise ProcessError when it has ended."""
+        if not self.running:
+            raise ProcessError(f"{self.name} ended with status {self._popen.returncode}:{self.log_end()}")
+
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
+        """Wait until the condition holds, as long as the process runs; raises ProcessError otherwise.
+
+        :param timeout: seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ProcessError(f"{self.name}: {what} took more than {timeout:g} s:{self.log_end()}")
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process itself, if it still runs."""
+        if self.running:
+            self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it with everything that it started, and reap it."""
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait()
+        if self.stdout is not None:
+            self.stdout.close()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it to end by itself; False when it has not."""
+        try:
+            self._popen.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+class ProcessGroup:
+    """A context in which processes are started; on the way out all are asked to end, then killed."""
+
+    def __init__(self, logs: Path, environment: Mapping[str, str], patience: float = 5.0) -> None:
+        """:param logs: folder of the logs; :param patience: seconds between asking a process to end and killing it."""
+        self._logs = logs
+        self._environment = environment
+        self._patience = patience
+        self._processes: list[Process] = []
+
+    def start(self, name: str, command: Sequence[str], *, pipe: bool = False) -> Process:
+        """Start a process whose output goes to ``<name>.log``; with ``pipe`` its stdout can be read instead."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        process = Process(name, command, self._environment, self._logs / f"{name}.log", pipe=pipe)
+        self._processes.append(process)
+        return process
+
+    def end(self) -> None:
+        """End all, the newest first."""
+        processes, self._processes = self._processes[::-1], []
+        try:
+            for process in processes:
+                process.signal(signal.SIGINT)
+            deadline = time.monotonic() + self._patience
+            for process in processes:
+                process.wait(deadline - time.monotonic())
+        finally:  # a second Ctrl-C comes through here
+            for process in processes:
+                process.kill()
+
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
