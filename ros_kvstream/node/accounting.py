@@ -44,6 +44,11 @@ class CameraCount:
         """Frames that the camera is known to have sent."""
         return self.received + self.dropped[DropCause.SEQUENCE_GAP.value]
 
+    @property
+    def waiting(self) -> int:
+        """Frames that are in the queue or being stored now."""
+        return self.published - self.seen - sum(self.dropped.values())
+
     def plus(self, other: CameraCount) -> CameraCount:
         """Sum of two counts."""
         return CameraCount(self.received + other.received, self.seen + other.seen, self.kept + other.kept,

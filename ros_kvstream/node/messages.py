@@ -37,7 +37,6 @@ class NodeFigures:
     policy: str
     process_bytes: int
     frames: CameraCount
-    waiting: int
     capacity: int
     questions_waiting: int
     frame_age_ms: float = 0.0
@@ -55,7 +54,7 @@ def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -
         frames_kept=node.frames.kept, frames_gated=node.frames.gated,
         drop_causes=[cause.value for cause in DropCause],
         drop_counts=[node.frames.dropped[cause.value] for cause in DropCause],
-        queue_length=node.waiting, queue_capacity=node.capacity, questions_waiting=node.questions_waiting,
+        queue_length=node.frames.waiting, queue_capacity=node.capacity, questions_waiting=node.questions_waiting,
         oldest_stamp=to_stamp(memory.oldest_stamp), newest_stamp=to_stamp(memory.newest_stamp),
         frame_age_ms=node.frame_age_ms, vision_ms=node.vision_ms, prefill_ms=node.prefill_ms,
         compaction_ms=node.compaction_ms, frames_per_second=node.frames_per_second,

@@ -95,11 +95,11 @@ class Reporter:
         """The figures now, as a message; all zero while unconfigured."""
         session, stamp = self.session, self._node.get_clock().now().to_msg()
         if session is None:
-            nothing = NodeFigures("", "", self._process.memory_info().rss, CameraCount(), 0, 0, 0)
+            nothing = NodeFigures("", "", self._process.memory_info().rss, CameraCount(), 0, 0)
             return stats_message(stamp, MemoryStats(), nothing)
         figures = NodeFigures(
             model=session.model, policy=session.policy, process_bytes=self._process.memory_info().rss,
-            frames=session.account.total(), waiting=len(session.frames), capacity=session.frames.capacity,
+            frames=session.account.total(), capacity=session.frames.capacity,
             questions_waiting=len(session.worker.questions), frame_age_ms=self.meters.spread("age").newest,
             vision_ms=self._newest.vision_ms, prefill_ms=self._newest.prefill_ms,
             compaction_ms=self._newest.compaction_ms, frames_per_second=self.meters.rate("frame"))

@@ -80,7 +80,7 @@ def test_the_memory_survives_deactivation_and_is_empty_after_a_new_configure(nod
 
 def test_rounds_of_all_transitions_do_not_grow_the_process(node: RunningNode) -> None:
     sizes = []
-    for _ in range(50):
+    for _ in range(20):
         go(node, "unconfigured")
         go(node, "active")
         node.stats = None

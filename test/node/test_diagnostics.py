@@ -1,0 +1,77 @@
+"""Levels and reasons, from snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from diagnostic_msgs.msg import DiagnosticStatus
+
+from ros_kvstream.node.accounting import CameraCount
+from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.meters import Meters
+from ros_kvstream.records import MemoryStats
+
+OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
+THRESHOLDS = Thresholds(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
+CAMERA = CameraHealth("front", "/image", 0.1, True, "nobody publishes /image", CameraCount(10, 10, 10), {}, 10)
+MEMORY = MemoryStats(budget_bytes=100, allocated_bytes=90, used_bytes=50, peak_bytes=60, slots=10, slots_used=5)
+HEALTH = Health("/kvstream", "active", "", "", True, "tiny", True, "tar", MEMORY, 1000, 0, [CAMERA], Meters())
+
+
+def found(health: Health) -> dict[str, DiagnosticStatus]:
+    return {status.name.removeprefix("/kvstream: "): status for status in statuses(health, THRESHOLDS)}
+
+
+def with_camera(**changes) -> Health:
+    return replace(HEALTH, cameras=[replace(CAMERA, **changes)])
+
+
+def test_a_healthy_node_is_ok_in_every_part() -> None:
+    health = found(HEALTH)
+    assert set(health) == {"state", "memory", "latency", "ingest", "camera front"}
+    assert {status.level for status in health.values()} == {OK}
+
+
+@pytest.mark.parametrize(("health", "part", "level", "reason"), [
+    (replace(HEALTH, failure="configure failed: too small"), "state", ERROR, "too small"),
+    (replace(HEALTH, fault="frame: out of memory"), "state", ERROR, "out of memory"),
+    (replace(HEALTH, worker_alive=False), "state", ERROR, "worker thread has ended"),
+    (replace(HEALTH, trained=False), "state", WARN, "untrained"),
+    (replace(HEALTH, state="inactive"), "state", WARN, "inactive"),
+    (replace(HEALTH, memory=replace(MEMORY, peak_bytes=101)), "memory", ERROR, "more than memory.budget_mib"),
+    (with_camera(silence=6.0), "camera front", WARN, "no image for 6 s: nobody publishes /image"),
+    (with_camera(silence=51.0), "camera front", STALE, "no image for 51 s"),
+    (with_camera(incompatible="publisher offers best_effort"), "camera front", ERROR, "best_effort"),
+    (with_camera(last_refusal="encoding 'x' is not supported"), "camera front", WARN, "'x'"),
+    (with_camera(heard=False), "camera front", OK, "waiting for the first image on /image"),
+    (with_camera(dropped_lately={"queue": 6}), "ingest", WARN, "60 % of the frames are dropped, most for 'queue'"),
+    (with_camera(dropped_lately={"queue": 5}), "ingest", OK, ""),
+    (with_camera(dropped_lately={"sequence_gap": 30}), "ingest", WARN, "net.core.rmem_max"),
+])
+def test_a_part_that_is_not_well_says_why(health: Health, part: str, level: bytes, reason: str) -> None:
+    status = found(health)[part]
+    assert status.level == level and reason in status.message
+
+
+@pytest.mark.parametrize(("age", "level", "reason"), [
+    (200.0, OK, ""), (1500.0, WARN, "1.5 s old"), (1e9, WARN, "another clock"), (-1e9, WARN, "another clock")])
+def test_old_frames_and_foreign_stamps_are_told_apart(age: float, level: bytes, reason: str) -> None:
+    meters = Meters()
+    meters.add("age", age)
+    status = found(replace(HEALTH, meters=meters))["ingest"]
+    assert status.level == level and reason in status.message
+
+
+def test_an_unconfigured_node_reports_its_state_only() -> None:
+    assert set(found(replace(HEALTH, state="unconfigured"))) == {"state"}
+
+
+def test_spreads_and_rates_are_of_the_window() -> None:
+    meters = Meters(seconds=60.0)
+    for value in range(1, 101):
+        meters.add("frame", float(value))
+    spread = meters.spread("frame")
+    assert (spread.count, spread.p50, spread.p95, spread.maximum, spread.newest) == (100, 50.0, 95.0, 100.0, 100.0)
+    assert meters.rate("frame", 5.0) == 20.0 and meters.rate("other") == 0.0 and meters.spread("other").count == 0
+    assert Meters(seconds=-1.0).spread("frame").count == 0

@@ -1,0 +1,90 @@
+"""Records to messages: nothing lost, nothing invented."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+from builtin_interfaces.msg import Time
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ros_kvstream.node.accounting import CameraCount
+from ros_kvstream.node.messages import (
+    NodeFigures,
+    answer_message,
+    evidence_message,
+    fill_answer,
+    fill_refusal,
+    latency_message,
+    question_from,
+    stats_message,
+    to_seconds,
+    to_stamp,
+)
+from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats
+from ros_kvstream.srv import Query
+
+MEMORY = MemoryStats(**{item.name: number + 1 for number, item in enumerate(fields(MemoryStats))})
+FIGURES = NodeFigures("tiny", "tar", 7, CameraCount(5, 4, 3, 1), 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5)
+
+
+@given(st.integers(0, 2**31 - 2), st.integers(0, 999_999_999))
+def test_a_stamp_survives_as_seconds_within_a_microsecond(seconds: int, nanoseconds: int) -> None:
+    stamp = to_stamp(to_seconds(Time(sec=seconds, nanosec=nanoseconds)))
+    assert abs((stamp.sec - seconds) * 10**9 + stamp.nanosec - nanoseconds) < 1000
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 1e300])
+def test_seconds_that_are_no_stamp_become_zero(seconds: float) -> None:
+    assert to_stamp(seconds) == Time()
+
+
+def test_figures_carry_every_field_of_the_memory() -> None:
+    message = stats_message(Time(sec=3), MEMORY, FIGURES)
+    own = {"frames_seen": 4, "frames_kept": 3, "frames_gated": 1}  # the node's counters, which clear does not reset
+    for item in fields(MemoryStats):
+        found, wanted = getattr(message, item.name), getattr(MEMORY, item.name)
+        if item.name.endswith("_stamp"):
+            found = to_seconds(found)
+        assert found == own.get(item.name, wanted), item.name
+    assert message.frames_published == 5 and message.queue_length == 1 and message.header.stamp.sec == 3
+    assert len(message.drop_causes) == len(message.drop_counts) == 6
+
+
+def test_evidence_lists_experts_in_parallel() -> None:
+    ranks, scores = {"internal": 2, "external": 1}, {"internal": 0.1, "external": 9.0}
+    record = FrameEvidence(7, 1.5, 2.5, "front", 0.25, 0.5, ranks, scores)
+    message = evidence_message(record)
+    assert list(zip(message.experts, message.ranks, message.scores, strict=True)) == [
+        ("external", 1, 9.0), ("internal", 2, 0.1)]
+    assert (to_seconds(message.stamp), to_seconds(message.stamp_end), message.camera) == (1.5, 2.5, "front")
+
+
+def test_latency_carries_every_field() -> None:
+    record = LatencyBreakdown(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8)
+    message = latency_message(record)
+    assert all(getattr(message, item.name) == getattr(record, item.name) for item in fields(LatencyBreakdown))
+
+
+def test_a_query_becomes_a_question_with_the_nodes_time_limit_unless_it_names_one() -> None:
+    request = Query.Request(question="what ?", camera="rear", since=Time(sec=4), max_new_tokens=9, conversation_id="c")
+    question = question_from(request, 12.0)
+    assert (question.text, question.camera, question.since, question.until) == ("what ?", "rear", 4.0, 0.0)
+    assert (question.max_new_tokens, question.conversation_id, question.timeout) == (9, "c", 12.0)
+    request.timeout_s = 3.0
+    assert question_from(request, 12.0).timeout == 3.0
+
+
+def test_an_answer_and_a_refusal_are_recorded_with_their_question() -> None:
+    request = Query.Request(question="%s {0} what ?", camera="rear")
+    evidence = (FrameEvidence(1, 2.0, 2.0, "rear", 0.5),)
+    answer = Answer("what ?", "a cone", evidence, LatencyBreakdown(), MEMORY, 2.0, "length")
+    response = fill_answer(Query.Response(), answer, stats_message(Time(), MEMORY, FIGURES))
+    recorded = answer_message(request, response)
+    assert recorded.success and (recorded.question, recorded.answer) == ("%s {0} what ?", "a cone")
+    assert recorded.finish_reason == "length" and len(recorded.evidence) == 1
+    assert to_seconds(recorded.header.stamp) == 2.0
+    refused = answer_message(request, fill_refusal(Query.Response(), "busy", stats_message(Time(), MEMORY, FIGURES)))
+    assert not refused.success and refused.message == "busy" and refused.answer == "" and not refused.evidence
