@@ -1,0 +1,104 @@
+"""``kvstream inspect``: the plan it prints is the plan that a memory makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.model_folders import folder_without_weights
+
+from ros_kvstream.cli import main
+from ros_kvstream.commands.inspect import duration, size
+from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_without_weights(tmp_path_factory.mktemp("model"))
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    assert main(["inspect", "--json", *map(str, arguments)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_plan_is_the_one_that_a_memory_allocates(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ros_kvstream.stream import VideoMemory
+
+    report = inspected(capsys, model, "--budget-mib", 1.5, "--max-question-tokens", 32, "--max-answer-tokens", 16)
+    memory = MemorySettings(budget_mib=1.5, max_question_tokens=32, max_answer_tokens=16)
+    stats = VideoMemory(StreamSettings(ModelSettings(str(model)), memory)).stats()
+    assert report["allocated_bytes"] == stats.allocated_bytes == sum(report["parts"].values())
+    assert report["slots"]["frames"] == stats.slots
+    assert report["budget_bytes"] == stats.budget_bytes >= report["allocated_bytes"]
+
+
+def test_frames_and_seconds_follow_from_picture_and_rate(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = inspected(capsys, model, "--budget-mib", 2, "--frame", "56x56", "--fps", 2)
+    fast = inspected(capsys, model, "--budget-mib", 2, "--frame", "56x56", "--fps", 8)
+    assert slow["frame"]["tokens"] == slow["frame"]["rows"] * slow["frame"]["columns"] == 4
+    assert slow["frames"] == fast["frames"] == slow["slots"]["frames"] // 4
+    assert slow["seconds"] == 4 * fast["seconds"] == slow["frames"] / 2
+
+
+def test_a_smaller_number_format_holds_more(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = inspected(capsys, model, "--budget-mib", 2)
+    half = inspected(capsys, model, "--budget-mib", 2, "--dtype", "bfloat16")
+    assert half["cache"]["bytes_per_token"] * 2 == full["cache"]["bytes_per_token"]
+    assert half["frames"] > full["frames"]
+
+
+def test_a_folder_without_weights_is_said_to_be_untrained(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model), "--budget-mib", "2"]) == 0
+    assert "untrained" in capsys.readouterr().out
+
+
+def test_the_smallest_budget_works_and_one_byte_less_does_not(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    smallest = inspected(capsys, model, "--budget-mib", 2)["smallest_budget_bytes"]
+    assert inspected(capsys, model, "--budget-mib", smallest / 2**20)["allocated_bytes"] <= smallest
+    assert main(["inspect", str(model), "--budget-mib", str((smallest - 1) / 2**20)]) == 2
+    assert "Set memory.budget_mib to at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/no/such/folder"], "/no/such/folder"),
+        (["MODEL", "--fps", "0"], "--fps"),
+        (["MODEL", "--dtype", "int3"], "int3"),
+        (["MODEL", "--budget-mib", "nan"], "memory.budget_mib"),
+        (["MODEL", "--frame", "9000x1"], "--frame 9000x1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    arguments: list[str], said: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", *(str(model) if word == "MODEL" else word for word in arguments)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("frame", ["640", "0x480", "640x", "axb", "99999x10"])
+def test_a_size_that_is_none_is_refused(frame: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "--frame", frame])
+    assert ended.value.code == 2
+    assert frame in capsys.readouterr().err
+
+
+def test_an_unsupported_family_is_refused_with_the_supported_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "bert" in (said := capsys.readouterr().err) and "qwen2_5_vl" in said
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB")])
+def test_sizes_read_well(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(12.5, "12.5 s"), (600.0, "10 min 0 s"), (9000.0, "2 h 30 min")])
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
