@@ -5,8 +5,8 @@ Both run in one process on one thread, turn about, on the same keys and values a
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -62,30 +62,39 @@ ALPHA, RECENT_FRAMES_SHARE = 0.5, 0.25
 """Settings of the published example run, used on both sides."""
 
 
-def run(json_output: bool = False, shape: BenchmarkShape | None = None) -> dict[str, dict[str, Any]]:
-    """Measure float32 and bfloat16; print a table, or one JSON object; return what the JSON holds.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The benchmark has no options of its own."""
+
+
+def run(options: argparse.Namespace, console: Console) -> dict[str, dict[str, Any]]:
+    """Measure float32 and bfloat16 at the size of Qwen2.5-VL-3B."""
+    with console.status("Selecting at the size of Qwen2.5-VL-3B, ours and the published formulation turn about"):
+        return measure(BenchmarkShape())
+
+
+def show(report: dict[str, dict[str, Any]], console: Console) -> None:
+    """Print the report for people."""
+    console.print(_table(report))
+
+
+def measure(shape: BenchmarkShape) -> dict[str, dict[str, Any]]:
+    """Measure float32 and bfloat16 at a shape; returns the report of ``--json``.
 
     Keys per type: ``speedup`` (published time / ours), ``peak_ratio`` (our extra memory / theirs), ``same_slots``
     (``reference`` keeps exactly their slots), ``of_floor`` (our time / time to move the bytes that must move at the
     copy bandwidth of this run), and the figures behind them.
     """
-    shape = shape or BenchmarkShape()
     published = _published()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            report = {
+            return {
                 str(dtype).removeprefix("torch."): _measure(shape, dtype, published)
                 for dtype in (torch.float32, torch.bfloat16)
             }
     finally:
         torch.set_num_threads(threads)
-    if json_output:
-        print(json.dumps(report))
-    else:
-        Console().print(_table(report))
-    return report
 
 
 def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -> dict[str, Any]:
@@ -123,8 +132,7 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
         float((reference.select(arena.frame_slots(index), shape.keep) == slots).float().mean())
         for index, slots in enumerate(run_published())
     ]
-    restore()
-    ours_peak, published_peak = peak_extra_bytes(run_ours), peak_extra_bytes(run_published)
+    ours_peak, published_peak = peak_extra_bytes(restore, run_ours), peak_extra_bytes(restore, run_published)
     bandwidth = _copy_bandwidth(keys)
     return {
         "speedup": published_s / ours_s,

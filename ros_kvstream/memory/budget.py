@@ -16,8 +16,8 @@ FRAME_BYTES = 4
 """Frame id as int32."""
 CAMERA_BYTES = 2
 """Camera id as int16."""
-NORM_BYTES = 4
-"""L2 norm of the value as float32, taken once at the append."""
+NORM_BYTES = 2 * 4
+"""L2 norms of the value and of the key as float32, taken once at the append."""
 TABLE_BYTES = POSITION_BYTES + FRAME_BYTES + CAMERA_BYTES + NORM_BYTES
 """Slot table per slot, layer and KV head."""
 SCRATCH_ITEM_BYTES = 4

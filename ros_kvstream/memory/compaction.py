@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.rows import flat_rows, widest
+from ros_kvstream.memory.rows import flat_rows, move_rows
 
 
 def kept_mask(kept: Tensor, slots: int) -> Tensor:
@@ -50,5 +50,4 @@ def fill_holes(planes: Sequence[Tensor], kept: Tensor) -> None:
             raise ValueError(f"a plane with strides {plane.stride()} cannot be compacted in place")
         if per_head != last:
             last, sources, holes = per_head, source_head * per_head + source, hole_head * per_head + hole
-        rows = widest(rows)
-        rows.index_copy_(0, holes, rows.index_select(0, sources))
+        move_rows(rows, sources, holes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,3 +55,44 @@ class Rotary:
             out[..., rows, half:] = second * cos + first * (sign * sin)
             out[..., rows, :half] = turned
         return out
+
+    def time_angles(self, times: Tensor) -> Tensor:
+        """Cosines and sines of the pairs that turn with t, for ``turn_back_in_time``.
+
+        :param times: int [n]; :returns: float32 [n, 2 * pairs], all cosines first.
+        """
+        angles = times.float()[:, None] * torch.cat([frequencies for _, _, frequencies in self._time_parts])
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+    def turn_back_in_time(self, keys: Tensor, angles: Tensor) -> None:
+        """Turn keys back by t alone, in place.
+
+        Keys at the same (h, w) are turned alike by h and w: the cosine between two of them then is that of the raw
+        keys. :param keys: float32 [..., head_dim]; :param angles: from ``time_angles``, broadcast [..., 2 * pairs].
+        """
+        cosines, sines = angles.chunk(2, dim=-1)
+        start = 0
+        for first_half, second_half, frequencies in self._time_parts:
+            part = slice(start, start + frequencies.numel())
+            start = part.stop
+            cos, sin = cosines[..., part], sines[..., part]
+            first, second = keys[..., first_half], keys[..., second_half]
+            turned = (first * cos).addcmul_(second, sin)
+            second.mul_(cos).addcmul_(first, sin, value=-1)
+            first.copy_(turned)
+
+    @cached_property
+    def _time_parts(self) -> list[tuple[slice, slice, Tensor]]:
+        """The dimensions that turn with t as few slices: (first halves, second halves, radians per step)."""
+        return list(self._find_time_parts()) or [(slice(0, 0), slice(0, 0), self.inverse_frequencies[:0])]
+
+    def _find_time_parts(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        half = self.axes.numel()
+        pairs = (self.axes == 0).nonzero()[:, 0].tolist()
+        while pairs:
+            step = pairs[1] - pairs[0] if len(pairs) > 1 else 1
+            length = next((i for i in range(1, len(pairs)) if pairs[i] - pairs[i - 1] != step), len(pairs))
+            low, stop = pairs[0], pairs[length - 1] + 1
+            frequencies = self.inverse_frequencies[low:stop:step].float()
+            yield slice(low, stop, step), slice(half + low, half + stop, step), frequencies
+            pairs = pairs[length:]

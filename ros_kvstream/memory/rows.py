@@ -21,13 +21,12 @@ def flat_rows(plane: Tensor) -> tuple[Tensor, int]:
     return plane.as_strided(shape, plane.stride()[1:]), per_head
 
 
-def widest(rows: Tensor) -> Tensor:
-    """Rows [n, dim] seen as 16-byte numbers where that is possible: row copies then take a fraction of the steps."""
-    wide = torch.complex128
-    if rows.dim() != 2 or rows.stride(-1) != 1 or rows.stride(0) != rows.shape[1]:
-        return rows
-    if rows.shape[1] * rows.element_size() % wide.itemsize or rows.data_ptr() % wide.itemsize:
-        return rows
-    if rows.storage_offset() * rows.element_size() % wide.itemsize:
-        return rows
-    return rows.view(wide)
+def move_rows(rows: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy rows [n, ...] from ``sources`` to ``targets`` (flat int64 row numbers, no row in both), in place."""
+    row_bytes = rows[0].numel() * rows.element_size()
+    if rows.device.type == "cpu" and rows[0].is_contiguous() and rows.stride(0) * rows.element_size() == row_bytes:
+        # NumPy copies a row as one item of that many bytes, torch element by element.
+        items = rows.view(torch.uint8).numpy().reshape(len(rows), row_bytes).view(f"V{row_bytes}")[:, 0]
+        items[targets.numpy()] = items.take(sources.numpy())
+    else:
+        rows.index_copy_(0, targets, rows.index_select(0, sources))

@@ -41,6 +41,10 @@ class LayerSlots:
     """(keys [kv_heads, n, head_dim], positions [kv_heads, n, 3]) -> float32 keys before rotation."""
     rotary: Rotary | None = None
     """How the keys were rotated; lets a policy turn back only the part that depends on time, block by block."""
+    key_norms: Tensor | None = None
+    """L2 norms of the keys taken in float32 when they were appended, [kv_heads, slots]; rotation leaves them alone."""
+    table: object | None = None
+    """Layers whose views carry the same object hold the same slot table (until the first compaction all do)."""
 
     @cached_property
     def unrotated_keys(self) -> Tensor:

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots
+from ros_kvstream.memory.selection.once_per_table import once_per_table
 
 
+@once_per_table
 def recent_slots(view: LayerSlots, keep: int, share: float) -> Tensor:
     """bool [kv_heads, slots]: the newest whole frames whose slots fit into ``share`` of ``keep``.
 

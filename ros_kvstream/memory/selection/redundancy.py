@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots
-from ros_kvstream.memory.selection.key_rows import BLOCK_ROWS, TINY, KeyRows
+from ros_kvstream.memory.selection.key_rows import BLOCK_ROWS, KeyRows
 from ros_kvstream.memory.selection.patches import Patches, number_patches
 from ros_kvstream.memory.selection.ranking import recency
 from ros_kvstream.memory.selection.whole_frames import frame_similarity_to_recent, whole_frames
@@ -22,8 +22,8 @@ STEPS = 1 << 14
 def similarity_to_recent(view: LayerSlots, recent: Tensor) -> Tensor:
     """Mean cosine of every slot's key with the recent keys of its patch, float32 [kv_heads, slots].
 
-    :param recent: bool [kv_heads, slots], whole frames, the newest; these slots get 0. A patch without a recent key cannot be compared: its
-        slots get the mean of those of their head that can (0 if none), neither an advantage nor a fault.
+    :param recent: bool [kv_heads, slots], the newest frames; these get 0. A patch without a recent key cannot be
+        compared: its slots get the mean of those of their head that can (0 if none), neither an advantage nor a fault.
     """
     layout = whole_frames(view)
     if layout is not None:
@@ -36,8 +36,7 @@ def similarity_to_recent(view: LayerSlots, recent: Tensor) -> Tensor:
     result = torch.zeros(recent.numel(), dtype=torch.float32, device=recent.device)
     past = recent.logical_not().view(-1).nonzero()[:, 0]
     for slots in past.split(BLOCK_ROWS):
-        rows = keys.load(slots)
-        norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
+        rows, norms = keys.load(slots)
         reference = means.index_select(0, patches.index.index_select(0, slots))
         result.index_copy_(0, slots, reference.mul_(rows).sum(-1).div_(norms))
     result = result.view_as(recent)
@@ -61,8 +60,7 @@ def similarity_to_previous(view: LayerSlots) -> Tensor:
     result = torch.full((order.numel(),), -1.0, dtype=torch.float32, device=order.device)
     for start in range(1, order.numel(), BLOCK_ROWS - 1):
         slots = order[start - 1 : start - 1 + BLOCK_ROWS]
-        rows = keys.load(slots)
-        norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
+        rows, norms = keys.load(slots)
         cosines = (rows[1:] * rows[:-1]).sum(-1).div_(norms[1:]).div_(norms[:-1])
         stop = start + cosines.numel()
         same = patch[start:stop] == patch[start - 1 : stop - 1]
@@ -78,9 +76,8 @@ def _mean_recent_units(view: LayerSlots, keys: KeyRows, patches: Patches, recent
     patch = patches.index[newest]
     sums = torch.zeros(patches.count, view.keys.shape[-1], dtype=torch.float32, device=recent.device)
     for slots, sum_index in zip(newest.split(BLOCK_ROWS), patch.split(BLOCK_ROWS), strict=True):
-        rows = keys.load(slots)
-        rows /= torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min_(TINY)
-        _add_rows(sums, sum_index, rows)
+        rows, norms = keys.load(slots)
+        _add_rows(sums, sum_index, rows.div_(norms[:, None]))
     counts = torch.bincount(patch, minlength=patches.count)
     sums /= counts.clamp_min(1)[:, None]
     return sums, counts

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots
-from ros_kvstream.memory.selection.key_rows import TINY, TimeTurn
+from ros_kvstream.memory.selection.key_rows import TINY
+from ros_kvstream.memory.selection.once_per_table import once_per_table
 
-BLOCK_ROWS = 1280
+BLOCK_ROWS = 1700
 """Keys that are turned and compared at a time (at least one frame of all heads)."""
 
 
@@ -23,8 +24,11 @@ class WholeFrames:
 
     frames: int
     patches: int
+    angles: Tensor
+    """Cosines and sines of each frame's time, float32 [frames, 1, 2 * pairs]."""
 
 
+@once_per_table
 def whole_frames(view: LayerSlots) -> WholeFrames | None:
     """The layout, or None if any head lacks a patch, frames differ in size or camera, or slots lie out of order."""
     if view.rotary is None:
@@ -43,7 +47,7 @@ def whole_frames(view: LayerSlots) -> WholeFrames | None:
     same_times = same_patches and bool((positions[..., 0] == positions[0, :, :1, 0]).all())
     if not same_times or not bool((view.cameras == view.cameras[0, 0]).all()):
         return None
-    return WholeFrames(*shape)
+    return WholeFrames(*shape, view.rotary.time_angles(positions[0, :, 0, 0])[:, None])
 
 
 def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, recent: int) -> Tensor:
@@ -56,15 +60,13 @@ def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, recent: in
     shape = (view.keys.shape[0], 1, layout.patches, view.keys.shape[-1])
     means = torch.zeros(shape, dtype=torch.float32, device=view.keys.device)
     for start, stop in blocks.ranges(past, layout.frames):
-        rows = blocks.load(start, stop)
-        rows /= torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min_(TINY)
-        means += rows.sum(1, keepdim=True)
+        rows, norms = blocks.load(start, stop)
+        means += rows.div_(norms[..., None]).sum(1, keepdim=True)
     means /= recent
     result = torch.empty(view.keys.shape[0], past, layout.patches, dtype=torch.float32, device=view.keys.device)
     for start, stop in blocks.ranges(0, past):
-        rows = blocks.load(start, stop)
-        norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
-        torch.div(rows.mul_(means).sum(-1), norms, out=result[:, start:stop])
+        rows, norms = blocks.load(start, stop)
+        torch.sum(rows.mul_(means), -1, out=result[:, start:stop]).div_(norms)
     return result.flatten(1)
 
 
@@ -73,21 +75,24 @@ class _FrameBlocks:
 
     def __init__(self, view: LayerSlots, layout: WholeFrames) -> None:
         assert view.rotary is not None
+        self._rotary = view.rotary
         heads, _, dim = view.keys.shape
         self._keys = view.keys.unflatten(1, (layout.frames, layout.patches))
         self._per_block = min(layout.frames, max(1, BLOCK_ROWS // (heads * layout.patches)))
         size = (heads, self._per_block, layout.patches, dim)
         self._buffer = torch.empty(size, dtype=torch.float32, device=view.keys.device)
-        self._turn = TimeTurn(view.rotary)
-        times = view.positions[0, :: layout.patches, 0]
-        self._angles = self._turn.cosines_and_sines(times)[:, None]
+        self._angles = layout.angles
+        norms = view.key_norms
+        self._norms = None if norms is None else norms.unflatten(1, (layout.frames, layout.patches)).clamp_min(TINY)
 
     def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
         """(first, last + 1) frames of every block from ``start`` to ``stop``."""
         return [(at, min(at + self._per_block, stop)) for at in range(start, stop, self._per_block)]
 
-    def load(self, start: int, stop: int) -> Tensor:
-        """Keys of frames [start, stop), float32 [kv_heads, frames, patches, head_dim], until the next load."""
+    def load(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys of frames [start, stop), [kv_heads, frames, patches, head_dim], valid until the next load, and norms."""
         rows = self._buffer[:, : stop - start].copy_(self._keys[:, start:stop])
-        self._turn.back(rows, self._angles[start:stop])
-        return rows
+        self._rotary.turn_back_in_time(rows, self._angles[start:stop])
+        if self._norms is None:
+            return rows, torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
+        return rows, self._norms[:, start:stop]
