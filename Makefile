@@ -20,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERSION := $(shell [ -z "$(USED_PYTHON)" ] || $(USED_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 REQUIREMENTS := requirements.txt requirements-ros-$(ROS_WHEELS).txt requirements-test.txt
-INTERFACES := CMakeLists.txt package.xml pyproject.toml setup.py $(wildcard cmake/* msg/* srv/* lib/ros_kvstream/*)
+INTERFACES := CMakeLists.txt package.xml pyproject.toml setup.py $(wildcard cmake/* action/* msg/* srv/* lib/ros_kvstream/*)
 # The stamps carry what they were made for: another Python or another ROS 2 makes the environment afresh.
 DEPENDENCIES_STAMP := $(VENV)/.dependencies-$(VERSION)-$(ROS_WHEELS)
 PACKAGE_STAMP := $(VENV)/.package-$(VERSION)-$(ROS_WHEELS)
@@ -56,7 +56,7 @@ train: $(PACKAGE_STAMP) ## train the tiny model again
 	$(BIN)/python -m training.train $(TRAIN_ARGS)
 
 clean: ## remove .venv and everything built
-	rm -rf $(VENV) build install log dist *.egg-info ros_kvstream/msg ros_kvstream/srv ros_kvstream/*.so
+	rm -rf $(VENV) build install log dist *.egg-info ros_kvstream/action ros_kvstream/msg ros_kvstream/srv ros_kvstream/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
