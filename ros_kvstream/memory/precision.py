@@ -40,6 +40,10 @@ class Packed:
         """Channels of one row."""
         return self.codes.shape[-1] * 8 // self.bits
 
+    def rows(self, part: slice) -> Packed:
+        """Rows ``part`` of the second axis, as views."""
+        return Packed(self.codes[:, part], self.scales[:, part], self.zeros[:, part], self.bits)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all three tensors, read off the tensors."""
