@@ -25,7 +25,8 @@ from ros_kvstream.memory.precision import Packed, empty_packed
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.selection.base import SelectionPolicy
 
-TABLE = ("norms", "key_norms", "positions", "frames", "cameras")
+TABLE = tuple(part.name for part in fields(_Layer) if part.name not in ("keys", "values"))
+"""Names of the slot table's columns."""
 
 
 @dataclass
