@@ -16,6 +16,7 @@ from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.arena_cache import arena_cache, cache_argument
 from ros_kvstream.models.attention import use_arena_attention
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
+from ros_kvstream.models.qwen2_5_vl_vision import BatchedVisionTower
 
 QUESTION_MARKER = "kvstreamquestion"
 """Stands for the question while the chat template is split; a plain word, so that no template changes it."""
@@ -77,6 +78,7 @@ class Qwen25VL(VideoLanguageModel):
         self.prefix_ids = tuple(self._tokenize(before))
         self.eos_ids = self._end_tokens()
         self._cache_name = cache_argument(model.model.language_model)
+        self._tower = BatchedVisionTower(model.model.visual)
         use_arena_attention(model.model.language_model)
 
     def _tokenize(self, text: str) -> list[int]:
@@ -111,16 +113,16 @@ class Qwen25VL(VideoLanguageModel):
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
         """Run the vision tower; each frame is one temporal grid, doubled over the temporal patch."""
         inputs = self.image_processor(images=list(frames), return_tensors="pt")
-        grids = inputs["image_grid_thw"]
+        grids = [tuple(grid) for grid in inputs["image_grid_thw"][:, 1:].tolist()]
         pixels = inputs["pixel_values"].to(self.device, self.shape.dtype)
-        merged = self.network.model.visual(pixels, grid_thw=grids.to(self.device))
-        features = getattr(merged, "pooler_output", merged)
-        encoded, start = [], 0
-        for _, height, width in grids.tolist():
-            rows, columns = height // self._merge, width // self._merge
-            encoded.append(FrameTokens(features[start : start + rows * columns], rows, columns))
-            start += rows * columns
-        return encoded
+        pictures = pixels.split([height * width for height, width in grids])
+        encoded: dict[int, FrameTokens] = {}
+        for height, width in dict.fromkeys(grids):
+            members = [index for index, grid in enumerate(grids) if grid == (height, width)]
+            merged = self._tower(torch.stack([pictures[index] for index in members]), height, width)
+            for index, embeddings in zip(members, merged, strict=True):
+                encoded[index] = FrameTokens(embeddings, height // self._merge, width // self._merge)
+        return [encoded[index] for index in range(len(pictures))]
 
     # -- text -----------------------------------------------------------------------------------------------------
 

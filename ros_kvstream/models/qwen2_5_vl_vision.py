@@ -1,0 +1,131 @@
+"""Qwen2.5-VL's vision tower on the library's own weights: equal frames and equal windows as one batch.
+
+The library's path without flash attention runs each window and each frame on its own in Python, and convolves patches
+with a Conv3d that is a matrix product; the results are equal (test/models/test_qwen2_5_vl_vision.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+KEPT_LAYOUTS = 16
+"""Layouts of picture sizes that are remembered; cameras have few."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the patches of one picture size are ordered, turned and cut into windows."""
+
+    order: Tensor
+    """Window order of the merged units, int64 [units]."""
+    back: Tensor
+    """From window order to raster order, int64 [units]."""
+    cos: Tensor
+    """[patches, head_dim] in window order."""
+    sin: Tensor
+    """[patches, head_dim] in window order."""
+    windows: tuple[Tensor, ...]
+    """Windows of equal length together: patch indices, int64 [windows, patches in each]."""
+
+
+def make_layout(tower: nn.Module, height: int, width: int, device: torch.device) -> Layout:
+    """The layout of pictures of ``height`` x ``width`` patches."""
+    merge = tower.spatial_merge_size
+    unit = merge * merge
+    side = max(1, tower.window_size // merge // tower.patch_size)
+    rows, columns = height // merge, width // merge
+    row = torch.arange(rows).repeat_interleave(columns)
+    column = torch.arange(columns).repeat(rows)
+    window = (row // side) * (-(-columns // side)) + column // side
+    order = window.argsort(stable=True)
+    within = torch.arange(unit)
+    patch_row = (row[:, None] * merge + within // merge)[order].flatten()
+    patch_column = (column[:, None] * merge + within % merge)[order].flatten()
+    frequencies = tower.rotary_pos_emb.inv_freq.float().cpu()
+    angles = torch.cat([patch_row[:, None] * frequencies, patch_column[:, None] * frequencies], dim=-1).repeat(1, 2)
+    sizes = torch.unique_consecutive(window[order], return_counts=True)[1] * unit
+    starts = sizes.cumsum(0) - sizes
+    groups = []
+    for size in sizes.unique().tolist():
+        groups.append((starts[sizes == size, None] + torch.arange(size)).to(device))
+    scaling = float(getattr(tower.rotary_pos_emb, "attention_scaling", 1.0))
+    turned = ((angles.cos() * scaling).to(device), (angles.sin() * scaling).to(device))
+    return Layout(order.to(device), order.argsort().to(device), *turned, tuple(groups))
+
+
+class BatchedVisionTower:
+    """Runs pictures of one size as one batch. Holds no weights of its own."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        """:param tower: the library's Qwen2_5_VisionTransformerPretrainedModel."""
+        self.tower = tower
+        self._layouts: OrderedDict[tuple[int, int], Layout] = OrderedDict()
+
+    def __call__(self, patches: Tensor, height: int, width: int) -> Tensor:
+        """Merged tokens, [frames, units, hidden] in raster order.
+
+        :param patches: as the image processor makes them, [frames, height * width, channels * 2 * patch * patch].
+        :param height, width: of one frame, in patches.
+        """
+        tower, layout = self.tower, self._layout(height, width, patches.device)
+        frames, count = patches.shape[:2]
+        unit = tower.spatial_merge_size**2
+        kernel = tower.patch_embed.proj.weight.flatten(1)
+        hidden = patches.to(kernel.dtype) @ kernel.T
+        hidden = hidden.view(frames, count // unit, unit, -1)[:, layout.order].reshape(frames, count, -1)
+        for index, block in enumerate(tower.blocks):
+            whole = index in tower.fullatt_block_indexes or len(layout.windows[0]) == 1 == len(layout.windows)
+            hidden = hidden + _attention(block, hidden, layout, whole)
+            hidden = hidden + block.mlp(_norm(block.norm2, hidden))
+        merger = tower.merger
+        merged = merger.mlp(_norm(merger.ln_q, hidden).view(frames, count // unit, -1))
+        return merged[:, layout.back]
+
+    def _layout(self, height: int, width: int, device: torch.device) -> Layout:
+        key = (height, width)
+        if key not in self._layouts:
+            self._layouts[key] = make_layout(self.tower, height, width, device)
+            if len(self._layouts) > KEPT_LAYOUTS:
+                self._layouts.popitem(last=False)
+        self._layouts.move_to_end(key)
+        return self._layouts[key]
+
+
+def _norm(layer: Any, hidden: Tensor) -> Tensor:
+    return rms_norm(hidden.float(), (hidden.shape[-1],), eps=layer.variance_epsilon).to(hidden.dtype) * layer.weight
+
+
+def _attention(block: Any, hidden: Tensor, layout: Layout, whole: bool) -> Tensor:
+    """One block's attention: over whole frames, or over windows, those of equal length together."""
+    module = block.attn
+    frames, count, _ = hidden.shape
+    states = module.qkv(_norm(block.norm1, hidden)).view(frames, count, 3, module.num_heads, -1)
+    query, key, value = states.unbind(2)
+    query, key = (_turn(part, layout.cos, layout.sin) for part in (query, key))
+    if whole:
+        mixed = _attend(query, key, value, module.scaling)
+    else:
+        mixed = torch.empty_like(query)
+        for window in layout.windows:
+            parts = (part[:, window].flatten(0, 1) for part in (query, key, value))
+            mixed[:, window] = _attend(*parts, module.scaling).unflatten(0, (frames, len(window)))
+    return module.proj(mixed.reshape(frames, count, -1))
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """[batch, patches, heads, head_dim] each."""
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2)
+
+
+def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate in float32; [frames, patches, heads, head_dim]."""
+    first, second = states.float().chunk(2, dim=-1)
+    turned = states.float() * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
+    return turned.to(states.dtype)
