@@ -1,0 +1,1 @@
+"""Recordings, question sets, scores and reports."""

@@ -1,4 +1,4 @@
-"""From header stamps to temporal positions, and re-basing them before they leave the trained range (DESIGN promise 3)."""
+"""From header stamps to temporal positions, re-based before they leave the trained range (DESIGN promise 3)."""
 
 from __future__ import annotations
 
@@ -88,6 +88,11 @@ class PositionClock:
         self._newest_stamp = max(self._newest_stamp, stamp)
         self.newest = max(self.newest, t)
         return t
+
+    def locate(self, stamp: float) -> int:
+        """Where a moment of the past would stand now; before the first anchor and after the newest it is clamped."""
+        t = self._anchor_t + round((stamp - (self._anchor_stamp or 0.0)) * self.tokens_per_second)
+        return min(max(t, self.start), self.newest)
 
     def _next(self, stamp: float) -> tuple[int, bool]:
         """Position that this stamp would get, and whether it would open a new segment."""

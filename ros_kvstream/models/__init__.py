@@ -1,0 +1,1 @@
+"""One interface over the model families; each file one family."""

@@ -1,4 +1,4 @@
-"""Attention over the arena's own planes: no copy of the memory, grouped queries folded into rows, frames hidden by mask.
+"""Attention over the arena's own planes: no copy of the memory, grouped queries folded into rows, frames hidden.
 
 Registered with transformers as the implementation "kvstream", for the language model only.
 """
@@ -58,7 +58,7 @@ def no_mask(*args: Any, **kwargs: Any) -> None:
     """The library makes no mask: the attention makes its own from the arena."""
 
 
-def use_arena_attention(language_model: nn.Module) -> None:
+def use_arena_attention(language_model: Any) -> None:
     """Make a transformers language model attend through :func:`arena_attention`."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface

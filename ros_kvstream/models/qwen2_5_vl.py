@@ -48,7 +48,9 @@ class Qwen25VL(VideoLanguageModel):
 
     family = "qwen2_5_vl"
 
-    def __init__(self, name: str, model: nn.Module, tokenizer: Any, image_processor: Any, *, trained: bool = True):
+    def __init__(
+        self, name: str, model: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True
+    ) -> None:
         """Wrap a loaded Qwen2_5_VLForConditionalGeneration, its tokenizer and its image processor."""
         self.name = name
         self.trained = trained

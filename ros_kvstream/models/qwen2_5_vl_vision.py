@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 KEPT_LAYOUTS = 16
@@ -34,7 +34,7 @@ class Layout:
     """Windows of equal length together: patch indices, int64 [windows, patches in each]."""
 
 
-def make_layout(tower: nn.Module, height: int, width: int, device: torch.device) -> Layout:
+def make_layout(tower: Any, height: int, width: int, device: torch.device) -> Layout:
     """The layout of pictures of ``height`` x ``width`` patches."""
     merge = tower.spatial_merge_size
     unit = merge * merge
@@ -62,7 +62,7 @@ def make_layout(tower: nn.Module, height: int, width: int, device: torch.device)
 class BatchedVisionTower:
     """Runs pictures of one size as one batch. Holds no weights of its own."""
 
-    def __init__(self, tower: nn.Module) -> None:
+    def __init__(self, tower: Any) -> None:
         """:param tower: the library's Qwen2_5_VisionTransformerPretrainedModel."""
         self.tower = tower
         self._layouts: OrderedDict[tuple[int, int], Layout] = OrderedDict()
@@ -113,8 +113,9 @@ def _attention(block: Any, hidden: Tensor, layout: Layout, whole: bool) -> Tenso
     else:
         mixed = torch.empty_like(query)
         for window in layout.windows:
-            parts = (part[:, window].flatten(0, 1) for part in (query, key, value))
-            mixed[:, window] = _attend(*parts, module.scaling).unflatten(0, (frames, len(window)))
+            inside = [part[:, window].flatten(0, 1) for part in (query, key, value)]
+            attended = _attend(inside[0], inside[1], inside[2], module.scaling)
+            mixed[:, window] = attended.unflatten(0, (frames, len(window)))
     return module.proj(mixed.reshape(frames, count, -1))
 
 

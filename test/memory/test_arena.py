@@ -82,7 +82,7 @@ def test_every_kept_slot_keeps_its_key_value_norm_position_frame_and_camera(seed
     for index in range(2):
         view = arena.frame_slots(index)
         for head in range(2):
-            found = {(int(f), *p.tolist()): i for i, (f, p) in enumerate(zip(view.frames[head], view.positions[head]))}
+            found = {(int(f), *p.tolist()): i for i, (f, p) in enumerate(zip(view.frames[head], view.positions[head], strict=True))}
             assert found.keys() == expected[index][head].keys()
             for identity, row in found.items():
                 key, value, norm = expected[index][head][identity]

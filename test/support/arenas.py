@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ros_kvstream.memory.arena import Arena, Chunk
-from ros_kvstream.memory.budget import CacheShape, smallest_budget, plan_budget
+from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.rotary import Rotary
 
 

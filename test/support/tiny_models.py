@@ -8,6 +8,7 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ros_kvstream.models.base import FrameTokens
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 
 SPECIAL = ["<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
@@ -97,3 +98,24 @@ def qwen2_5_vl(
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.15)
     return Qwen25VL("random", network, tokenizer, image_processor(pixels))
+
+
+def cheap_vision(model: Qwen25VL) -> Qwen25VL:
+    """Replace the vision tower by mean colours of patches under a fixed random projection.
+
+    For tests of what comes behind the tower: many frames in little time, equal frames still give equal tokens.
+    """
+    hidden = model.network.config.text_config.hidden_size
+    projection = torch.randn(3, hidden, generator=torch.Generator().manual_seed(7)) * 2
+
+    def encode(frames: Any) -> list[FrameTokens]:
+        encoded = []
+        for frame in frames:
+            rows, columns = model.grid(frame.shape[0], frame.shape[1])
+            pixels = torch.from_numpy(frame).permute(2, 0, 1).float() / 255
+            colours = torch.nn.functional.adaptive_avg_pool2d(pixels, (rows, columns)).flatten(1).T
+            encoded.append(FrameTokens(((colours - 0.5) @ projection).to(model.shape.dtype), rows, columns))
+        return encoded
+
+    model.encode_frames = encode  # type: ignore[method-assign]
+    return model
