@@ -16,6 +16,7 @@ from ros_kvstream.memory.frame_log import FrameLog
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.records import FrameEvidence, LatencyBreakdown
 from ros_kvstream.retrieval.attention_evidence import attention_mass
+from ros_kvstream.retrieval.context import Context, ContextBuilder, Filters
 from ros_kvstream.settings import MemorySettings
 
 MAX_EVIDENCE = 8
@@ -59,13 +60,17 @@ class AnswerLimits:
 class Answerer:
     """Answers one question at a time from the arena as it stands, and leaves no trace in it."""
 
-    def __init__(self, model: VideoLanguageModel, arena: Arena, log: FrameLog) -> None:
+    def __init__(
+        self, model: VideoLanguageModel, arena: Arena, log: FrameLog, builder: ContextBuilder | None = None
+    ) -> None:
         self.model = model
         self.arena = arena
         self.log = log
+        self.builder = builder
 
     def answer(
         self,
+        question: str,
         ids: list[int],
         start: int,
         limits: AnswerLimits,
@@ -74,10 +79,12 @@ class Answerer:
         on_token: Callable[[str], None] | None,
     ) -> tuple[str, tuple[FrameEvidence, ...], LatencyBreakdown, str]:
         """Text, evidence, latency and finish reason; the arena is rolled back in every case."""
-        visible = self._visible(limits)
         mark = self.arena.mark()
-        began = time.perf_counter()
+        asked = time.perf_counter()
         try:
+            context = self._context(question, ids, start, limits)
+            visible = context.visible
+            began = time.perf_counter()
             layers = range(self.model.shape.layers)
             with self.model.capture_queries(layers) as queries:
                 logits = self._forward(ids, start, visible)
@@ -90,24 +97,32 @@ class Answerer:
             self.arena.roll_back(mark)
         latency = LatencyBreakdown(
             flush_ms=flush_ms,
+            retrieval_ms=1e3 * (began - asked),
             prefill_ms=1e3 * (first - began),
-            first_token_ms=flush_ms + 1e3 * (first - began),
+            first_token_ms=flush_ms + 1e3 * (first - asked),
             decode_ms=1e3 * (decoded - first),
-            total_ms=flush_ms + 1e3 * (time.perf_counter() - began),
+            total_ms=flush_ms + 1e3 * (time.perf_counter() - asked),
             answer_tokens=len(tokens),
         )
-        return self.model.decode(tokens), self._evidence(mass, limits), latency, reason
+        return self.model.decode(tokens), self._evidence(mass, context), latency, reason
 
-    def _visible(self, limits: AnswerLimits) -> list[Tensor] | None:
-        if not limits.filtered:
-            return None
+    def _context(self, question: str, ids: list[int], start: int, limits: AnswerLimits) -> Context:
+        """What the question may look at; retrieved frames are behind the arena's own afterwards."""
+        if self.builder is not None:
+            room = self.arena.plan.reserve_slots - len(ids) - limits.memory.max_answer_tokens
+            filters = Filters(limits.camera, limits.since, limits.until)
+            context = self.builder.build(question, ids, start, filters, room)
+            if context is not None and (context.shown or context.evidence or not limits.filtered):
+                return context
         frames = self.log.matching(limits.camera, limits.since, limits.until)
+        if not limits.filtered:
+            return Context(None, tuple(frames), ())
         if not frames:
             raise QuestionError(
                 f"no remembered frame matches camera = {limits.camera!r}, since = {limits.since}, "
                 f"until = {limits.until}: widen them"
             )
-        return self.arena.visible(frames)
+        return Context(self.arena.visible(frames), tuple(frames), ())
 
     def _forward(self, ids: list[int], start: int, visible: list[Tensor] | None) -> Tensor:
         """Append text tokens behind the memory; returns the last one's logits."""
@@ -148,13 +163,13 @@ class Answerer:
             position += 1
         return tokens, "stop"
 
-    def _evidence(self, mass: dict[int, float], limits: AnswerLimits) -> tuple[FrameEvidence, ...]:
-        """The frames looked at most, each with the share of its slots that is still there."""
-        allowed = set(self.log.matching(limits.camera, limits.since, limits.until))
+    def _evidence(self, mass: dict[int, float], context: Context) -> tuple[FrameEvidence, ...]:
+        """The retrieved frames, then those looked at most, each with the share of its slots that is still there."""
+        allowed = set(context.shown) - {frame.frame_id for frame in context.evidence}
         kept = self.arena.frames_kept()
         ranked = sorted((frame for frame in mass if frame in allowed), key=lambda frame: (-mass[frame], -frame))
-        evidence = []
-        for frame in ranked[:MAX_EVIDENCE]:
+        evidence = list(context.evidence)
+        for frame in ranked[: max(0, MAX_EVIDENCE - len(evidence))]:
             record = self.log[frame]
             share = min(1.0, kept.get(frame, 0.0) / max(record.tokens, 1))
             evidence.append(

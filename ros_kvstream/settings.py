@@ -140,6 +140,31 @@ class SaliencySettings:
 
 
 @dataclass(frozen=True)
+class LadderSettings:
+    """The precision ladder: most frame slots in 8 or 4 bits, the best ones and the newest in the model's own type."""
+
+    mode: str = "off"
+    """off (every slot in the model's own type) | on."""
+    int8: float = 0.25
+    """Share of the frame slots in 8 bits."""
+    int4: float = 0.625
+    """Share of the frame slots in 4 bits; what is left of both stays in the model's own type."""
+    group: int = 64
+    """Channels that share a scale, at most; fewer where that does not divide the head's."""
+    order: str = "policy"
+    """Which slots get the most bits: policy (those that the policy would keep longest) | recent (the newest)."""
+
+    def __post_init__(self) -> None:
+        require(self.mode in ("off", "on"), "ladder.mode", self.mode, "off or on")
+        require_finite("ladder.int8", self.int8, 0.0, 0.95)
+        require_finite("ladder.int4", self.int4, 0.0, 0.95)
+        require(self.int8 + self.int4 <= 0.95, "ladder.int8 + ladder.int4", self.int8 + self.int4, "at most 0.95")
+        require(self.int8 + self.int4 > 0, "ladder.int8 + ladder.int4", self.int8 + self.int4, "above 0")
+        require_finite("ladder.group", self.group, 2, 1024)
+        require(self.order in ("policy", "recent"), "ladder.order", self.order, "policy or recent")
+
+
+@dataclass(frozen=True)
 class StreamSettings:
     """Everything that a VideoMemory is made from."""
 
@@ -147,5 +172,8 @@ class StreamSettings:
     memory: MemorySettings = field(default_factory=MemorySettings)
     gate: GateSettings = field(default_factory=GateSettings)
     saliency: SaliencySettings = field(default_factory=SaliencySettings)
+    ladder: LadderSettings = field(default_factory=LadderSettings)
+    archive: ArchiveSettings = field(default_factory=ArchiveSettings)
+    retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
     seed: int = 0
     """Seed of everything random (untrained weights); equal seeds give equal answers."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ros_kvstream.answering import AnswerLimits, Answerer
+from ros_kvstream.answering import Answerer, AnswerLimits
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionError
+from ros_kvstream.memory.archive_records import ArchiveStatus
 from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
 from ros_kvstream.memory.frame_log import FrameLog, FrameRecord
@@ -19,6 +20,8 @@ from ros_kvstream.memory.selection import make_policy
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.records import Answer, MemoryStats, Observation
+from ros_kvstream.retrieval.context import ContextBuilder
+from ros_kvstream.retrieval.recall import Recall
 from ros_kvstream.settings import StreamSettings
 
 MAX_FRAME_SIDE = 16384
@@ -39,9 +42,13 @@ class VideoMemory:
         self.policy = make_policy(memory.policy, memory.policy_options)
         self._limit = min(memory.position_limit or self.model.position_limit, self.model.position_limit)
         self._overhead = len(self.model.suffix_ids(""))
-        self._reserve = self._overhead + memory.max_question_tokens + memory.max_answer_tokens
+        self.recall: Recall | None = None
+        if self.settings.archive.enabled:
+            self.recall = Recall(self.settings.archive, self.settings.retrieval, self.model)
+        self._text_room = self._overhead + memory.max_question_tokens + memory.max_answer_tokens
+        self._reserve = self._text_room + (self.recall.room(0) if self.recall else 0)
         self._largest_frame = 1
-        self.log = FrameLog()
+        self.log = FrameLog(self.recall.first_frame_id if self.recall else 0)
         self.arena = Arena(self._plan(memory.budget_mib, 1), self.model.rotary, self.model.device)
         self._budget_mib = memory.budget_mib
         self._counters = {"seen": 0, "kept": 0, "gated": 0, "questions": 0}
@@ -59,7 +66,7 @@ class VideoMemory:
     def _start(self) -> None:
         """An empty stream: positions from the prompt's end, the prompt prefilled and pinned."""
         start, rate = len(self.model.prefix_ids), self.model.tokens_per_second
-        self.clock = PositionClock(start, rate, self._limit, room=self._reserve)
+        self.clock = PositionClock(start, rate, self._limit, room=self._text_room)
         self._block: list[tuple[Frame, FrameRecord]] = []
         self._largest_side = 1
         self.arena.clear()
@@ -79,7 +86,7 @@ class VideoMemory:
         rows, columns = self.model.grid(frame.shape[0], frame.shape[1])
         self._check_room(rows * columns, frame)
         self._counters["seen"] += 1
-        record = self.log.add(stamp, camera, rows * columns, self.clock.segment)
+        record = self.log.add(stamp, camera, rows * columns)
         self._block.append((frame, record))
         timings = (0.0, 0.0, 0.0)
         if len(self._block) >= self.settings.memory.block_frames:
@@ -89,8 +96,8 @@ class VideoMemory:
     @staticmethod
     def _check_frame(frame: Frame, stamp: float) -> None:
         if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-            shape = getattr(frame, "shape", None)
-            raise FrameError(f"frame of shape {shape}, type {getattr(frame, 'dtype', type(frame))}: need RGB uint8 [h, w, 3]")
+            found = f"shape {getattr(frame, 'shape', None)}, type {getattr(frame, 'dtype', type(frame).__name__)}"
+            raise FrameError(f"frame of {found}: must be RGB uint8 [height, width, 3]")
         height, width = frame.shape[:2]
         if not (1 <= height <= MAX_FRAME_SIDE and 1 <= width <= MAX_FRAME_SIDE):
             raise FrameError(f"frame of {width} x {height} pixels: each side must be 1 to {MAX_FRAME_SIDE}")
@@ -103,11 +110,25 @@ class VideoMemory:
         """A larger frame than any before must still leave a compaction something to choose from."""
         if tokens > self._largest_frame:
             try:
-                self._plan(self._budget_mib, tokens)
+                self._plan_room(tokens)
             except KvStreamError as error:
                 size = f"{frame.shape[1]} x {frame.shape[0]}"
                 raise FrameError(f"frame of {size} pixels takes {tokens} slots: {error}") from error
             self._largest_frame = tokens
+
+    def _plan_room(self, tokens: int) -> None:
+        """Check that frames of this size fit; the first one also tells how much room retrieved frames need."""
+        if self.recall is not None and self._largest_frame == 1:
+            before, self._reserve = self._reserve, self._text_room + self.recall.room(tokens)
+            try:
+                plan = self._plan(self._budget_mib, tokens)
+            except KvStreamError:
+                self._reserve = before
+                raise
+            self.arena.resize(plan)
+            self.recall.prepare(tokens)
+            self.log = FrameLog(self.recall.first_frame_id)
+        self._plan(self._budget_mib, tokens)
 
     def _flush(self) -> tuple[float, float, float]:
         """Prefill the waiting block; returns milliseconds of vision tower, prefill and compaction.
@@ -124,6 +145,9 @@ class VideoMemory:
             ready = time.perf_counter()
             self._prefill(encoded, [record for _, record in self._block])
             done = time.perf_counter()
+            if self.recall is not None:
+                self.recall.remember(self.arena, [frame for frame, _ in self._block], encoded,
+                                     [record for _, record in self._block])  # fmt: skip
         except BaseException:
             self._counters["seen"] -= len(self._block)
             self.log.forget(record.frame_id for _, record in self._block)
@@ -135,7 +159,7 @@ class VideoMemory:
         return 1e3 * (seen - started), 1e3 * (done - ready), 1e3 * (ready - seen)
 
     def _prefill(self, encoded: list[FrameTokens], records: list[FrameRecord]) -> None:
-        times = self._advance([record.stamp for record in records])
+        times = self._advance(records)
         positions, frames, cameras = [], [], []
         for tokens, record, t in zip(encoded, records, times.tolist(), strict=True):
             self._largest_side = max(self._largest_side, tokens.rows, tokens.columns)
@@ -146,15 +170,16 @@ class VideoMemory:
         embeddings = torch.cat([tokens.embeddings for tokens in encoded])
         self._append(embeddings, torch.cat(positions), torch.cat(frames), torch.cat(cameras))
 
-    def _advance(self, stamps: list[float]) -> torch.Tensor:
+    def _advance(self, records: list[FrameRecord]) -> torch.Tensor:
         """Temporal positions of a block's frames, all positions in use re-based where they need it."""
         times = torch.zeros(0, dtype=torch.int32)
-        for stamp in stamps:
-            change = self.clock.rebase(stamp)
+        for record in records:
+            change = self.clock.rebase(record.stamp)
             if change is not None:
                 self.arena.replace_positions(change)
                 times = change(times)
-            times = torch.cat([times, torch.tensor([self.clock.advance(stamp)], dtype=torch.int32)])
+            times = torch.cat([times, torch.tensor([self.clock.advance(record.stamp)], dtype=torch.int32)])
+            self.log.set_segment(record.frame_id, self.clock.segment)
         return times
 
     def _append(
@@ -223,9 +248,12 @@ class VideoMemory:
         newest = self.log.newest()
         if newest is None:
             raise QuestionError("there is no frame yet: wait until the camera has been seen")
-        answerer = Answerer(self.model, self.arena, self.log)
+        builder = None
+        if self.recall is not None:
+            builder = ContextBuilder(self.model, self.arena, self.log, self.clock, self.recall)
+        answerer = Answerer(self.model, self.arena, self.log, builder)
         start = self.model.text_start(self.clock.newest, self._largest_side)
-        text, evidence, latency, reason = answerer.answer(ids, start, limits, flush_ms, should_stop, on_token)
+        text, evidence, latency, reason = answerer.answer(question, ids, start, limits, flush_ms, should_stop, on_token)
         self._counters["questions"] += 1
         return Answer(question, text, evidence, latency, self.stats(), newest.stamp, reason)
 
@@ -253,6 +281,7 @@ class VideoMemory:
         kept = self.arena.frames_kept()
         records = [self.log[frame] for frame in kept if frame in self.log]
         newest = self.log.newest()
+        archive = self.recall.status() if self.recall else ArchiveStatus("ok")
         return MemoryStats(
             budget_bytes=int(self._budget_mib * MIB),
             allocated_bytes=self.arena.allocated_bytes,
@@ -269,6 +298,9 @@ class VideoMemory:
             compactions=self.arena.compactions,
             rebases=self.clock.rebases,
             questions=self._counters["questions"],
+            archive_budget_bytes=archive.budget_bytes,
+            archive_bytes=archive.used_bytes,
+            archive_frames=archive.frames,
         )
 
     def check_budget(self, budget_mib: float) -> None:
@@ -290,10 +322,18 @@ class VideoMemory:
     def clear(self) -> None:
         """Forget every frame; the budget, the model and the counters stay."""
         self.log.clear()
+        if self.recall is not None:
+            self.recall.clear()
         self._start()
 
     def close(self) -> None:
         """Forget everything; the object is of no use afterwards."""
         self._block = []
+        if self.recall is not None:
+            self.recall.close()
         self.log.clear()
         self.arena.clear()
+
+    def idle(self) -> bool:
+        """Do a little of what can wait (pictures for the external expert); False when nothing waits."""
+        return self.recall.idle() if self.recall is not None else False

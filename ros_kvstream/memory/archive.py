@@ -90,27 +90,37 @@ class Archive:
         :raises FrameError: when the frame does not fit the plan's shape.
         """
         shape = self.plan.shape
-        expected = (shape.layers, shape.kv_heads, frame.grid[0] * frame.grid[1], shape.head_dim)
+        numbers = torch.arange(frame.grid[0] * frame.grid[1]) if frame.patches is None else frame.patches.cpu().long()
+        expected = (shape.layers, shape.kv_heads, len(numbers), shape.head_dim)
         if tuple(frame.keys.shape) != expected or frame.values.shape != frame.keys.shape or expected[2] < 1:
             raise FrameError(f"frame {frame.frame_id}: keys {tuple(frame.keys.shape)}, the archive takes {expected}")
-        if expected[2] > shape.patches:
+        if frame.grid[0] * frame.grid[1] > shape.patches:
             raise FrameError(
-                f"frame {frame.frame_id} has {expected[2]} patches, the archive was planned for {shape.patches}"
+                f"frame {frame.frame_id} is of {frame.grid} patches, the archive was planned for {shape.patches}"
             )
         with self._lock:
             if self._state == "failed":
                 self._lost += 1
                 return False
             searched = frame.keys[list(shape.lookup_layers)].cpu()
-            kept, dissimilarity = self._selector.choose(frame.camera, searched, frame.grid)
+            kept, dissimilarity = self._selector.choose(frame.camera, searched, frame.grid, numbers)
             stage = self._writer.stage() if self._writer else 0
             if stage is None:
                 self._dropped += 1
                 return False
-            self._store(frame, kept, dissimilarity, searched, stage)
+            self._store(frame, kept, numbers[kept], dissimilarity, searched, stage)
             return True
 
-    def _store(self, frame: FrameToArchive, kept: Tensor, dissimilarity: Tensor, searched: Tensor, stage: int) -> None:
+    def _store(
+        self,
+        frame: FrameToArchive,
+        kept: Tensor,
+        numbers: Tensor,
+        dissimilarity: Tensor,
+        searched: Tensor,
+        stage: int,
+    ) -> None:
+        """Put the patches ``kept`` of those given, ``numbers`` in the grid, into the table and its place."""
         table, count = self.table, kept.numel()
         claim = table.claim(count)
         entry = table.frames[claim.slot]
@@ -136,7 +146,7 @@ class Archive:
         ):
             entry[name] = value
         packed = self._writer.buffers(stage)[0] if self._writer else self._stage
-        places = torch.stack((kept // frame.grid[1], kept % frame.grid[1]), dim=1).to(torch.int16)
+        places = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
         index = kept.to(frame.keys.device)
         self.plan.codec.encode(frame.keys[:, :, index], frame.values[:, :, index], places, packed[:count])
         if self._writer is None:

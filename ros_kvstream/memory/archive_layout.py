@@ -57,6 +57,8 @@ class ArchiveShape:
     """Size of the external embedding; 0 when there is no external expert."""
     cameras: int = 1
     """Cameras whose frames before are compared."""
+    waiting_bytes: int = 0
+    """Room for pictures that wait for their external embedding; held by the caller, counted here."""
 
     @property
     def lookup_width(self) -> int:
@@ -139,6 +141,7 @@ class ArchivePlan:
             "look-up keys": self.frames * lookup * 2,
             "embeddings": self.frames * shape.embedding * 2,
             "working room": self.frames * WORKING_BYTES + 4 * self.lookup_chunk * self.lookups * shape.lookup_width,
+            "waiting pictures": shape.waiting_bytes,
             "comparison": comparison_bytes(shape, settings),
             "staging": self.staged_records * shape.patches * self.codec.row_bytes,
         }

@@ -78,21 +78,27 @@ class PatchSelector:
         self._owners = [None] * len(self._owners)
         self._history_length = 0
 
-    def choose(self, camera: object, keys: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, camera: object, keys: Tensor, grid: tuple[int, int], patches: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Choose the next frame's patches.
 
         :param camera: which camera, anything hashable; :param keys: un-rotated keys of the compared layers,
-            [layers, kv_heads, rows * columns, head_dim]; :param grid: (rows, columns).
-        :returns: kept patches, int64 ascending, at least one; and every patch's dissimilarity, float32 [patches].
+            [layers, kv_heads, patches, head_dim]; :param grid: (rows, columns);
+        :param patches: numbers in the grid of the patches given, None = all.
+        :returns: kept ones among the patches given, int64 ascending, at least one; and the dissimilarity of each
+            patch given, float32 [patches].
         """
         place = self._place(camera, grid)
         unit = unit_keys(keys.cpu())
-        patches = unit.shape[0]
-        before = self._before[place, : min(self._seen[place], self._settings.compare_frames), :patches]
-        dissimilarity = patch_dissimilarity(unit, before)
-        self._before[place, self._seen[place] % self._settings.compare_frames, :patches] = unit
+        numbers = torch.arange(grid[0] * grid[1]) if patches is None else patches
+        before = self._before[place, : min(self._seen[place], self._settings.compare_frames)]
+        dissimilarity = patch_dissimilarity(unit, before[:, numbers])
+        newest = self._before[place, self._seen[place] % self._settings.compare_frames]
+        newest.zero_()
+        newest[numbers] = unit.to(newest.dtype)
         self._seen[place] += 1
-        return self._pass(dissimilarity, grid), dissimilarity
+        return self._pass(dissimilarity, grid, numbers), dissimilarity
 
     def _place(self, camera: object, grid: tuple[int, int]) -> int:
         """The camera's own row of the state; more cameras than planned take turns, and a new grid starts afresh."""
@@ -106,12 +112,14 @@ class PatchSelector:
             self._grids[place], self._seen[place] = grid, 0
         return place
 
-    def _pass(self, dissimilarity: Tensor, grid: tuple[int, int]) -> Tensor:
+    def _pass(self, dissimilarity: Tensor, grid: tuple[int, int], numbers: Tensor) -> Tensor:
         """Patches above the stream's threshold, guard included, or the one most telling patch."""
         if self._settings.keep_ratio >= 1.0:
             return torch.arange(dissimilarity.shape[0])
         guard = 2 * self._settings.guard + 1
-        guarded = functional.max_pool2d(dissimilarity.view(1, 1, *grid), guard, 1, guard // 2).flatten()
+        whole = torch.zeros(grid[0] * grid[1])
+        whole[numbers] = dissimilarity
+        guarded = functional.max_pool2d(whole.view(1, 1, *grid), guard, 1, guard // 2).flatten()[numbers]
         for value in guarded.tolist():
             self._history[self._history_length % THRESHOLD_PATCHES] = value
             self._history_length += 1

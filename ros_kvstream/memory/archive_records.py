@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FrameToArchive:
-    """One whole frame as the model encoded it; the archive chooses what it keeps of it."""
+    """One frame as the model encoded it; the archive chooses what it keeps of it."""
 
     frame_id: int
     stamp: float
@@ -29,6 +29,8 @@ class FrameToArchive:
     """External embedding [size], where it is known already; see ``Archive.complete``."""
     thumbnail: bytes = b""
     """JPEG; left out when it is larger than the room planned."""
+    patches: Tensor | None = None
+    """Numbers in the grid of the patches given, int64 [patches], where some were never computed; None = all."""
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ class FrameRecord:
 class FrameLog:
     """Frame ids in order of arrival, with their records."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_id: int = 0) -> None:
         self._records: dict[int, FrameRecord] = {}
         self._cameras: dict[str, int] = {}
-        self._next = 0
+        self._next = first_id
 
     def __len__(self) -> int:
         return len(self._records)
@@ -55,12 +55,16 @@ class FrameLog:
             raise FrameError(f"camera {camera!r}: there are {MAX_CAMERAS} cameras already. Use fewer names.")
         return self._cameras.setdefault(camera, len(self._cameras))
 
-    def add(self, stamp: float, camera: str, tokens: int, segment: int = 0) -> FrameRecord:
+    def add(self, stamp: float, camera: str, tokens: int) -> FrameRecord:
         """Record a new frame."""
-        record = FrameRecord(self._next, stamp, stamp, camera, tokens, segment)
+        record = FrameRecord(self._next, stamp, stamp, camera, tokens, 0)
         self._records[record.frame_id] = record
         self._next += 1
         return record
+
+    def set_segment(self, frame_id: int, segment: int) -> None:
+        """Tell a frame how often the clock had jumped before it."""
+        self._records[frame_id] = replace(self._records[frame_id], segment=segment)
 
     def extend(self, frame_id: int, stamp: float) -> None:
         """Let a frame stand for a redundant one that came later."""

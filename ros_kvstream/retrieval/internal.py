@@ -35,7 +35,8 @@ def score_plane(
 ) -> Tensor:
     """Score every slot of one layer.
 
-    :param plane: look-up keys, float16 [slots, entries, kv_heads * head_dim]; with ``mean_key`` entry 0 is the mean key.
+    :param plane: look-up keys, float16 [slots, entries, kv_heads * head_dim];
+    :param mean_key: whether entry 0 is the mean key;
     :param counts: valid entries of each slot, [slots]; :param query: float32 [heads, head_dim].
     :param chunk: slots turned to float32 at a time.
     :returns: dot products / sqrt(head_dim), pooled, float32 [slots].

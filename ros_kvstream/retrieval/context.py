@@ -1,0 +1,177 @@
+"""One question's context: the prompt, the retrieved moments in time order, then what the arena shows beside them.
+
+Retrieved frames are written into the room planned behind the arena's frames, turned to their positions once from
+un-rotated keys, and rolled back with the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ros_kvstream.memory.archive_records import ArchivedFrame
+from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
+from ros_kvstream.memory.frame_log import FrameLog
+from ros_kvstream.memory.positions import PositionClock
+from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.records import FrameEvidence
+from ros_kvstream.retrieval.fusion import RankedFrame, filter_slots
+from ros_kvstream.retrieval.internal import question_queries
+from ros_kvstream.retrieval.now_gate import within_room
+from ros_kvstream.retrieval.recall import Recall
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which frames may be looked at."""
+
+    camera: str = ""
+    """'' = all."""
+    since: float = 0.0
+    """Seconds; 0 = unbounded."""
+    until: float = 0.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a question sees."""
+
+    visible: list[Tensor] | None
+    """Per layer bool [kv_heads, slots] over the first slots; None shows everything."""
+    shown: tuple[int, ...]
+    """Frame ids of the arena's own frames that are seen."""
+    evidence: tuple[FrameEvidence, ...]
+    """The retrieved frames, best first."""
+
+
+class ContextBuilder:
+    """Brings the right moments back for one question."""
+
+    def __init__(self, model: VideoLanguageModel, arena: Arena, log: FrameLog, clock: PositionClock, recall: Recall):
+        self.model = model
+        self.arena = arena
+        self.log = log
+        self.clock = clock
+        self.recall = recall
+
+    def build(self, question: str, ids: Sequence[int], start: int, filters: Filters, room: int) -> Context | None:
+        """Retrieve, and append what was retrieved to the arena; None when there is nothing to retrieve from.
+
+        The caller marked the arena before and rolls it back after the answer, or when this raises.
+
+        :param ids: the question's tokens; :param start: its first position; :param room: slots for retrieved frames.
+        """
+        self.recall.settle()
+        retriever = self.recall.retriever
+        if retriever is None:
+            return None
+        table, settings = retriever.archive.table, self.recall.settings
+        allowed = filter_slots(table.frames, table.camera_names, filters.camera, filters.since, filters.until)
+        shown = self._shown(filters)
+        queries = self._queries(ids, start) if settings.internal_weight > 0 else {}
+        chosen = retriever.choose(question, queries, allowed)
+        patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
+        present = set(self._whole(shown))
+        added = within_room(chosen, patches, room, present)
+        fetched = retriever.archive.fetch([frame.slot for frame in added])
+        visible = self.arena.visible(list(shown))
+        if fetched:
+            self._append(fetched, self._times(fetched, shown, start))
+        return Context(visible, shown, self._evidence(chosen, fetched, present))
+
+    def _shown(self, filters: Filters) -> tuple[int, ...]:
+        """The arena's own frames that are seen: all that pass the filters, or the newest of them."""
+        held = self.arena.frames_kept()
+        matching = [frame for frame in self.log.matching(filters.camera, filters.since, filters.until) if frame in held]
+        if self.recall.settings.context == "newest":
+            newest = self.recall.settings.newest_frames
+            matching = matching[-newest:] if newest else []
+        return tuple(matching)
+
+    def _whole(self, shown: Sequence[int]) -> list[int]:
+        """Of the frames shown, those that the arena still holds whole: they need not be brought back."""
+        kept = self.arena.frames_kept()
+        return [frame for frame in shown if kept.get(frame, 0.0) >= self.log[frame].tokens - 1e-6]
+
+    def _queries(self, ids: Sequence[int], start: int) -> dict[int, Tensor]:
+        """The question's queries before it has seen any frame; the arena is as before afterwards."""
+        mark = self.arena.mark()
+        positions = self.model.text_positions(start, len(ids))
+        text = torch.full((len(ids),), NO_FRAME, dtype=torch.int32)
+        self.arena.begin(Chunk(positions, text, torch.zeros(len(ids), dtype=torch.int16)), frames=False)
+        try:
+            with self.model.capture_queries(self.recall.layers) as queries:
+                self.model.forward(
+                    self.arena, self.model.embed(ids), positions, logits=False, visible=self.arena.visible([])
+                )
+        finally:
+            self.arena.roll_back(mark)
+        return question_queries(queries, self.recall.settings.query)
+
+    def _times(self, fetched: Sequence[ArchivedFrame], shown: Sequence[int], start: int) -> list[int]:
+        """Temporal position of each retrieved frame, oldest first.
+
+        Consecutive: right before the oldest moment that the arena shows (before the question, when it shows none).
+        """
+        if self.recall.settings.positions == "original":
+            return [self.clock.locate(frame.stamp) for frame in fetched]
+        oldest = start
+        if shown:
+            slots = self.arena.frame_slots(0)
+            wanted = torch.isin(slots.frames, torch.tensor(shown, dtype=torch.int32, device=slots.frames.device))
+            if wanted.any():
+                oldest = int(slots.positions[..., 0][wanted].min())
+        return [oldest - len(fetched) + index for index in range(len(fetched))]
+
+    def _append(self, fetched: Sequence[ArchivedFrame], times: Sequence[int]) -> None:
+        """Write retrieved frames behind the arena's slots, keys turned to their positions."""
+        origin = len(self.model.prefix_ids)
+        positions = torch.cat(
+            [
+                torch.cat([torch.full((len(frame.places), 1), t), frame.places + origin], dim=1).to(torch.int32)
+                for frame, t in zip(fetched, times, strict=True)
+            ]
+        )
+        counts = torch.tensor([len(frame.places) for frame in fetched])
+        frames = torch.tensor([frame.frame_id for frame in fetched], dtype=torch.int32).repeat_interleave(counts)
+        self.arena.begin(Chunk(positions, frames, torch.zeros(len(frames), dtype=torch.int16)), frames=False)
+        for index in range(self.model.shape.layers):
+            keys = torch.cat([frame.keys[index] for frame in fetched], dim=1).to(self.arena.device)
+            values = torch.cat([frame.values[index] for frame in fetched], dim=1).to(self.arena.device)
+            turned = self.arena.rotary.rotate(keys, positions.to(self.arena.device))
+            self.arena.write(index, turned.to(self.model.shape.dtype), values.to(self.model.shape.dtype))
+        self.arena.commit()
+
+    def _evidence(
+        self, chosen: Sequence[RankedFrame], fetched: Sequence[ArchivedFrame], present: set[int]
+    ) -> tuple[FrameEvidence, ...]:
+        """The chosen frames that are in the context, retrieved or shown by the arena anyway, best first."""
+        found = {frame.frame_id: frame for frame in fetched}
+        evidence = []
+        for ranked in chosen:
+            frame = found.get(ranked.frame_id)
+            if frame is None and ranked.frame_id in self.log and ranked.frame_id in present:
+                record = self.log[ranked.frame_id]
+                stamps = (record.stamp, record.stamp_end, record.camera)
+                evidence.append(_evidence_of(ranked, *stamps, 1.0))
+            if frame is None:
+                continue
+            share = len(frame.places) / (frame.grid[0] * frame.grid[1])
+            evidence.append(_evidence_of(ranked, frame.stamp, frame.stamp_end, frame.camera, share))
+        return tuple(evidence)
+
+
+def _evidence_of(ranked: RankedFrame, stamp: float, stamp_end: float, camera: str, share: float) -> FrameEvidence:
+    return FrameEvidence(
+        ranked.frame_id,
+        stamp,
+        stamp_end,
+        camera,
+        ranked.fused,
+        kept_share=share,
+        ranks=dict(ranked.ranks),
+        scores=dict(ranked.scores),
+    )

@@ -1,0 +1,87 @@
+"""From a question to the frames that are brought back: experts rank, ranks are fused, moments are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ros_kvstream.memory.archive import Archive
+from ros_kvstream.retrieval.external import ExternalEncoder, external_scores
+from ros_kvstream.retrieval.fusion import Expert, RankedFrame, choose_moments, fuse
+from ros_kvstream.retrieval.internal import internal_scores
+from ros_kvstream.retrieval.order import asked_order, spread_moments
+from ros_kvstream.retrieval.settings import RetrievalSettings
+
+LIKELY_SHARE = 0.5
+"""A moment may answer a question of order when its score is above the middle between the best and the median frame."""
+
+
+class Retriever:
+    """Ranks an archive's frames for a question. Reads the archive, changes nothing."""
+
+    def __init__(self, archive: Archive, settings: RetrievalSettings, encoder: ExternalEncoder | None = None) -> None:
+        self.archive = archive
+        self.settings = settings
+        self.encoder = encoder
+
+    def experts(self, question: str, queries: Mapping[int, Tensor]) -> dict[str, Expert]:
+        """Each expert's scores of all slots.
+
+        :param queries: layer -> un-rotated query, float32 [heads, head_dim]; empty without the internal expert.
+        """
+        settings = self.settings
+        experts: dict[str, Expert] = {}
+        if settings.internal_weight > 0 and queries:
+            scores = internal_scores(self.archive, queries, settings).numpy()
+            experts["internal"] = Expert(settings.internal_weight, scores)
+        if settings.external_weight > 0 and self.encoder is not None:
+            vector = self.encoder.embed_text(question)
+            if np.any(vector):
+                experts["external"] = Expert(settings.external_weight, external_scores(self.archive, vector))
+        return experts
+
+    def rank(
+        self, question: str, queries: Mapping[int, Tensor], allowed: NDArray[np.bool_]
+    ) -> tuple[list[RankedFrame], dict[str, Expert]]:
+        """All frames that any expert ranked, best first, and the experts.
+
+        :param allowed: archive slots that pass the filters, [slots].
+        """
+        experts = self.experts(question, queries)
+        frames = self.archive.table.frames
+        ranked = fuse(experts, allowed, frames, k=self.settings.rrf_k, depth=self.settings.rank_depth)
+        return ranked, experts
+
+    def choose(self, question: str, queries: Mapping[int, Tensor], allowed: NDArray[np.bool_]) -> list[RankedFrame]:
+        """The frames to bring back, best first, at most ``top_k``."""
+        settings = self.settings
+        ranked, experts = self.rank(question, queries, allowed)
+        order = asked_order(question) if settings.spread == "auto" else ""
+        if settings.spread == "always" or order:
+            moments = self._distinct_moments(ranked, experts, allowed)
+            return spread_moments(moments, order, settings.top_k, anchor=ranked[0] if ranked else None)
+        return choose_moments(
+            ranked,
+            settings.top_k,
+            gap_seconds=settings.moment_gap_seconds,
+            moment_frames=settings.moment_frames,
+        )
+
+    def _distinct_moments(
+        self, ranked: list[RankedFrame], experts: Mapping[str, Expert], allowed: NDArray[np.bool_]
+    ) -> list[RankedFrame]:
+        """One frame a moment, of the frames that some expert finds likely to hold an answer."""
+        likely: set[int] = set()
+        for expert in experts.values():
+            known = allowed & np.isfinite(expert.scores)
+            if known.any():
+                held = expert.scores[known]
+                bar = np.median(held) + LIKELY_SHARE * (held.max() - np.median(held))
+                likely.update(np.flatnonzero(known & (expert.scores >= bar)).tolist())
+        candidates = [frame for frame in ranked if frame.slot in likely]
+        return choose_moments(
+            candidates, len(candidates), gap_seconds=self.settings.moment_gap_seconds, moment_frames=1
+        )
