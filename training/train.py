@@ -110,7 +110,7 @@ class Trainer:
         progress.step += 1
         progress.seconds += time.monotonic() - begun
         if index == progress.stage:
-            progress.loss += 0.02 * (float(loss) - progress.loss)
+            progress.loss += 0.02 * (float(loss.detach()) - progress.loss)
             self._score(batch.asked, right)
         if self._passed():
             progress.stage, progress.stage_began, progress.right = progress.stage + 1, progress.step, {}
@@ -128,7 +128,8 @@ class Trainer:
         if progress.stage + 1 == len(STAGES) or progress.step - progress.stage_began < 30:
             return False
         marks = [mark for kind, mark in progress.right.items() if kind != "unknown"]
-        return len(marks) > 0 and sum(marks) / len(marks) >= settings.pass_mark and min(marks) >= settings.pass_worst
+        early = STAGES[progress.stage].frames < 16
+        return sum(marks) >= len(marks) * (settings.early_pass_mark if early else settings.pass_mark) > 0
 
     def save(self) -> None:
         """Write the checkpoint; an interruption leaves the one before."""
@@ -172,13 +173,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--run", type=Path, default=Path("build/training"), help="folder of checkpoint and log")
     parser.add_argument("--export", type=Path, help="folder of the finished model, refreshed on the way")
     parser.add_argument("--steps", type=int, default=TrainingSettings.steps)
+    parser.add_argument("--warm-up", type=int, default=TrainingSettings.warm_up)
+    parser.add_argument("--sight-steps", type=int, default=TrainingSettings.sight_steps)
     parser.add_argument("--seed", type=int, default=TrainingSettings.seed)
     parser.add_argument("--learning-rate", type=float, default=TrainingSettings.learning_rate)
     parser.add_argument("--save-minutes", type=float, default=3.0)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     options.run.mkdir(parents=True, exist_ok=True)
-    settings = replace(TrainingSettings(), steps=options.steps, seed=options.seed, learning_rate=options.learning_rate)
+    settings = replace(
+        TrainingSettings(), seed=options.seed, steps=options.steps, sight_steps=options.sight_steps,
+        warm_up=options.warm_up, learning_rate=options.learning_rate,
+    )  # fmt: skip
     trainer = Trainer(settings, options.run)
     with (options.run / "log.txt").open("a") as log:
         print(json.dumps(asdict(settings)), file=log, flush=True)
