@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 from typing import Any
 
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
@@ -27,6 +29,8 @@ from ros_kvstream.node.worker import Worker, WorkerEvents, describe
 from ros_kvstream.records import Observation
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+TICK_SECONDS = 0.05
+"""Between two ticks by which the executor's lateness is measured."""
 STOP_SECONDS = 10.0
 """How long a cleanup waits for the worker to end its present step."""
 
@@ -44,6 +48,8 @@ class KvStreamNode(LifecycleNode):
         self.released = False
         """Whether the worker had ended when the node was destroyed."""
         self._survive_wrong_transitions()
+        self._ticked = time.monotonic()
+        self.create_timer(TICK_SECONDS, self._tick, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._heartbeat = Heartbeat(
             lambda: self.parameters.value("diagnostics.period_s"), self._reporter.report,
             lambda error: self.get_logger().error(f"report failed: {describe(error)}"))
@@ -201,7 +207,14 @@ class KvStreamNode(LifecycleNode):
         """Stop the threads, then destroy what they use."""
         self._heartbeat.stop()
         self.released = self._release()
+        self._handlers.destroy()
         super().destroy_node()
+
+    def _tick(self) -> None:
+        """Note how much later than due the executor came by: what a blocking callback would show in."""
+        now = time.monotonic()
+        self._reporter.meters.add("executor lateness", 1e3 * max(0.0, now - self._ticked - TICK_SECONDS))
+        self._ticked = now
 
     # -- frames -----------------------------------------------------------------------------------------------------
 
@@ -235,8 +248,8 @@ class KvStreamNode(LifecycleNode):
                 and self._faults_in_a_row == self.parameters.value("faults.limit")):
             self._in_executor(self._deactivate_for_faults)
 
-    def _token(self, pending: PendingQuestion, text: str) -> None:
-        """Take a piece of an answer as it is generated."""
+    def _token(self, pending: PendingQuestion, text: str, index: int) -> None:
+        self._handlers.token(pending, text, index)
 
     def _in_executor(self, function: Callable[[], None]) -> None:
         if self.executor is not None:

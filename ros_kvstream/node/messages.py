@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from builtin_interfaces.msg import Time
 from sensor_msgs.msg import CompressedImage, Image
@@ -11,7 +12,6 @@ from sensor_msgs.msg import CompressedImage, Image
 from ros_kvstream import msg, records
 from ros_kvstream.node.accounting import CameraCount, DropCause
 from ros_kvstream.node.questions import Question
-from ros_kvstream.srv import Query
 
 NANOSECONDS = 1_000_000_000
 
@@ -84,8 +84,8 @@ def latency_message(latency: records.LatencyBreakdown) -> msg.LatencyBreakdown:
     return msg.LatencyBreakdown(answer_tokens=latency.answer_tokens, **{name: getattr(latency, name) for name in names})
 
 
-def question_from(request: Query.Request, default_timeout: float) -> Question:
-    """Read a query; raise QuestionError for limits that make no sense."""
+def question_from(request: Any, default_timeout: float) -> Question:
+    """Read a Query request or an Ask goal; raise QuestionError for limits that make no sense."""
     return Question(
         text=request.question, camera=request.camera, since=to_seconds(request.since), until=to_seconds(request.until),
         max_new_tokens=request.max_new_tokens, conversation_id=request.conversation_id,
@@ -93,8 +93,8 @@ def question_from(request: Query.Request, default_timeout: float) -> Question:
     )
 
 
-def fill_answer(response: Query.Response, answer: records.Answer, memory: msg.KvStats) -> Query.Response:
-    """Fill a query's response with an answer."""
+def fill_answer(response: Any, answer: records.Answer, memory: msg.KvStats) -> Any:
+    """Fill a Query response or an Ask result with an answer."""
     response.success = True
     response.answer = answer.text
     response.finish_reason = answer.finish_reason
@@ -105,16 +105,16 @@ def fill_answer(response: Query.Response, answer: records.Answer, memory: msg.Kv
     return response
 
 
-def fill_refusal(response: Query.Response, reason: str, memory: msg.KvStats) -> Query.Response:
-    """Fill a query's response with the reason why there is no answer."""
+def fill_refusal(response: Any, reason: str, memory: msg.KvStats) -> Any:
+    """Fill a Query response or an Ask result with the reason why there is no answer."""
     response.success = False
     response.message = reason
     response.memory = memory
     return response
 
 
-def answer_message(request: Query.Request, response: Query.Response) -> msg.Answer:
-    """Build the message that records a query and its response."""
+def answer_message(request: Any, response: Any) -> msg.Answer:
+    """Build the message that records a question and what came of it."""
     message = msg.Answer(
         question=request.question, camera=request.camera, since=request.since, until=request.until,
         conversation_id=request.conversation_id, success=response.success, message=response.message,

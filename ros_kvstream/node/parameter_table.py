@@ -53,59 +53,60 @@ MODEL = (
              setting="model.device"),
     _setting("dtype", "auto", "Number format of weights and memory; 16 bits halve the bytes per remembered token. "
              "auto: the checkpoint's own on a GPU, float32 on a CPU.",
-             choices=("auto", "float32", "bfloat16", "float16"),
-             setting="model.dtype"),
+             choices=("auto", "float32", "bfloat16", "float16"), setting="model.dtype"),
     _setting("max_frame_pixels", 0, "Larger frames are scaled down to this many pixels, which costs detail and saves "
              "time and memory; 0 keeps the model's own limit.", 0, 1 << 26, setting="model.max_frame_pixels"),
-    _setting("seed", 0, "Seed of everything random (untrained weights); equal seeds give equal answers.",
-             0, 2**31 - 1),
+    _setting("seed", 0, "Seed of everything random (untrained weights); equal seeds give equal answers.", 0,
+             2**31 - 1),
 )
 
 MEMORY = (
-    _setting("memory.budget_mib", 64.0, "Hard cap in MiB of everything the memory allocates, the room for question and "
-             "answer included. Less forgets sooner; too little is refused with the smallest that works.",
-             0.01, 1 << 22, change=Change.RUNNING),
+    _setting("memory.budget_mib", 64.0, "Hard cap in MiB of everything the memory allocates, the room for question "
+             "and answer included. Less forgets sooner; too little is refused with the smallest that works.", 0.01,
+             1 << 22, change=Change.RUNNING),
     _setting("memory.policy", "infinipot_v", "How the memory chooses what to forget when it is full. 'full' forgets "
              "nothing: frames are refused once the budget is used up.", choices=POLICIES),
-    _setting("memory.policy_options", "", "Settings of the policy as 'name=value name=value', such as 'alpha=0.5'; an "
-             "unknown name is refused at configure."),
-    _setting("memory.keep_ratio", 0.75, "Share of the frame slots that survives when room is made. More keeps more and "
-             "makes room more often, which costs time.", 0.05, 0.99),
-    _setting("memory.block_frames", 1, "Frames that are prefilled together: more is faster, and a frame waits for its "
-             "block; a question flushes a half-filled one.", 1, 256),
-    _setting("memory.max_question_tokens", 256, "Longest question in tokens; longer ones are refused. Slots for it are "
-             "taken from the budget.", 8, 8192),
-    _setting("memory.max_answer_tokens", 128, "Longest answer in tokens; a query that asks for more is refused. Slots "
-             "for it are taken from the budget.", 1, 4096),
+    _setting("memory.policy_options", "", "Settings of the policy as 'name=value name=value', such as 'alpha=0.5'; "
+             "an unknown name is refused at configure."),
+    _setting("memory.keep_ratio", 0.75, "Share of the frame slots that survives when room is made, below "
+             "memory.high_water. More keeps more and makes room more often, which costs time.", 0.05, 0.99),
+    _setting("memory.high_water", 1.0, "Share of the frame slots in use at which room is made; 1 waits until the "
+             "next frame does not fit. Less makes room sooner and keeps free slots.", 0.1, 1.0),
+    _setting("memory.block_frames", 1, "Frames that are prefilled together: more is faster, and a frame waits for "
+             "its block; a question flushes a half-filled one.", 1, 256),
+    _setting("memory.max_question_tokens", 256, "Longest question in tokens; longer ones are refused. Slots for it "
+             "are taken from the budget.", 8, 8192),
+    _setting("memory.max_answer_tokens", 128, "Longest answer in tokens; a query that asks for more is refused. "
+             "Slots for it are taken from the budget.", 1, 4096),
     _setting("memory.position_limit", 0, "Positions are re-based before they reach this; 0 takes the model's own "
              "trained range.", 0, 1 << 24),
 )
 
 GATE = (
-    _setting("gate.mode", "flow", "Which frames are too much like the newest kept one to be computed: off (none), flow "
-             "(fixed thresholds), adaptive (thresholds follow a target).", choices=("off", "flow", "adaptive")),
+    _setting("gate.mode", "flow", "Which frames are too much like the newest kept one to be computed: off (none), "
+             "flow (fixed thresholds), adaptive (thresholds follow a target).", choices=("off", "flow", "adaptive")),
     _setting("gate.motion", 8.0, "Speed that counts as motion, in pixels of the original picture per second. Higher "
              "drops more frames.", 0.01, 1e5),
     _setting("gate.residual", 3.0, "Change that motion does not explain, in grey levels over one block. Higher drops "
              "more frames and misses smaller things.", 0.01, 255.0),
-    _setting("gate.block", 8, "Side of the block over which a change is averaged, in pixels of the small picture; less "
-             "finds smaller things.", 2, 64),
-    _setting("gate.side", 160, "Longest side of the small picture on which frames are compared, in pixels; more finds "
-             "smaller things and costs time.", 48, 1024),
+    _setting("gate.block", 8, "Side of the block over which a change is averaged, in pixels of the small picture; "
+             "less finds smaller things.", 2, 64),
+    _setting("gate.side", 160, "Longest side of the small picture on which frames are compared, in pixels; more "
+             "finds smaller things and costs time.", 48, 1024),
     _setting("gate.max_silence", 5.0, "Seconds after the newest kept frame at which a frame passes whatever it shows.",
              0.01, 1e6),
     _setting("gate.window", 1.0, "A displacement counts as made within at most this many seconds, so that slow drift "
              "adds up to motion.", 0.01, 1e3),
-    _setting("gate.max_gain", 2.0, "Largest brightness or contrast ratio that is taken for exposure control; a larger "
-             "one (lights off) is news.", 1.0, 100.0),
+    _setting("gate.max_gain", 2.0, "Largest brightness or contrast ratio that is taken for exposure control; a "
+             "larger one (lights off) is news.", 1.0, 100.0),
     _setting("gate.flow", "dis_fast", "Optical flow method.",
              choices=("dis_ultrafast", "dis_fast", "dis_medium", "farneback")),
     _setting("gate.target_share", 0.5, "adaptive: largest share of the frames that shall pass; not used where "
              "gate.target_rate is set.", 0.001, 1.0),
-    _setting("gate.target_rate", 0.0, "adaptive: frames per second that shall pass at most; 0 takes gate.target_share.",
-             0.0, 1e4),
-    _setting("gate.adapt_range", 64.0, "adaptive: gate.motion and gate.residual rise by at most this factor and never "
-             "fall.", 1.0, 100.0),
+    _setting("gate.target_rate", 0.0, "adaptive: frames per second that shall pass at most; 0 takes "
+             "gate.target_share.", 0.0, 1e4),
+    _setting("gate.adapt_range", 64.0, "adaptive: gate.motion and gate.residual rise by at most this factor and "
+             "never fall.", 1.0, 100.0),
 )
 
 SALIENCY = (
@@ -119,10 +120,85 @@ SALIENCY = (
              "go first.", 0.0, 1.0),
 )
 
+LADDER = (
+    _setting("ladder.mode", "off", "on: most of what is remembered is held in 8 and 4 bits, so that the same budget "
+             "holds more frames, each less exactly; off: all in the model's own type.", choices=("off", "on")),
+    _setting("ladder.int8", 0.25, "Share of the frame slots in 8 bits.", 0.0, 0.95),
+    _setting("ladder.int4", 0.625, "Share of the frame slots in 4 bits; what is left of both stays in the model's "
+             "own type. Together at most 0.95.", 0.0, 0.95),
+    _setting("ladder.group", 64, "Channels that share a scale, at most; fewer are more exact and take more bytes.", 2,
+             1024),
+    _setting("ladder.order", "policy", "Which slots get the most bits: policy (those that the policy would keep "
+             "longest) or recent (the newest).", choices=("policy", "recent")),
+)
+
+ARCHIVE = (
+    _setting("archive.budget_mib", 0.0, "Hard cap in MiB of the second memory, which keeps what leaves the first and "
+             "is searched for each question; 0 switches it off.", 0.0, 1 << 24),
+    _setting("archive.place", "memory", "'memory', or a folder that holds one preallocated file, which survives a "
+             "restart."),
+    _setting("archive.precision", "fp16", "How archived keys and values are stored; fewer bits hold more frames, "
+             "each less exactly.", choices=("fp16", "int8", "int4")),
+    _setting("archive.keep_ratio", 0.5, "Share of a frame's patches that is archived, the least similar to the "
+             "frames before; 1 keeps all and holds fewer frames.", 0.01, 1.0),
+    _setting("archive.guard", 1, "Patches around a telling patch that are kept with it, in rows and columns.", 0, 8),
+    _setting("archive.compare_frames", 4, "How many frames before are compared: a patch that any of them held is "
+             "redundant. More costs time.", 1, 64),
+    _setting("archive.lookup_keys", 4, "Patch keys of a frame that are searched, beside its mean key; more find "
+             "smaller things and cost time.", 1, 1024),
+    _setting("archive.mean_key", True, "Whether the mean key of a frame's patches is searched too (needed for "
+             "retrieval.patch_pooling mean)."),
+    _setting("archive.frame_patches", 0, "Visual tokens of the largest frame that is archived; larger ones are not. "
+             "0 takes the first frame's.", 0, 1 << 15),
+    _setting("archive.thumbnail_bytes", 0, "Room for a frame's JPEG thumbnail, bytes; 0 keeps none.", 0, 1 << 20),
+    _setting("archive.age_weight", 0.5, "When full: the gap that forgetting may leave grows with age to this power; "
+             "0 covers all times alike.", 0.0, 4.0),
+    _setting("archive.novelty_weight", 1.0, "When full: how strongly frames that differ from those before are "
+             "protected; 0 looks at time only.", 0.0, 8.0),
+    _setting("archive.queue_frames", 8, "Frames that may wait for the disk; one that finds the queue full is not "
+             "archived.", 1, 4096),
+)
+
+RETRIEVAL = (
+    _setting("retrieval.top_k", 8, "Archived frames brought back for a question, at most; slots for them are taken "
+             "from memory.budget_mib. 0 switches retrieval off.", 0, 4096),
+    _setting("retrieval.newest_frames", 4, "Newest frames that are always in the context, so that questions about "
+             "now are not hurt.", 0, 4096),
+    _setting("retrieval.layers", "", "Model layers whose keys are searched, as '3 7'; empty takes the model's own "
+             "default."),
+    _setting("retrieval.query", "last", "What of the question is searched with: its last token, or the mean of all.",
+             choices=("last", "mean")),
+    _setting("retrieval.patch_pooling", "max", "How a frame's patches make its score; a mean buries small objects.",
+             choices=("max", "mean")),
+    _setting("retrieval.head_pooling", "mean", "How the attention heads make a score.", choices=("mean", "max")),
+    _setting("retrieval.internal_weight", 1.0, "Weight of the model's own attention in the ranking; 0 switches it "
+             "off.", 0.0, 1000.0),
+    _setting("retrieval.external_weight", 1.0, "Weight of the external encoder in the ranking; 0 switches it off.",
+             0.0, 1000.0),
+    _setting("retrieval.external", "", "External encoder: empty for none, 'tiny', 'imagenet' (optional downloads), "
+             "or a CLIP / SigLIP id or folder."),
+    _setting("retrieval.rrf_k", 60.0, "k of reciprocal rank fusion; lower trusts the first ranks more.", 0.0, 1e6),
+    _setting("retrieval.rank_depth", 1000, "Ranks deeper than this count as not found; a bound on the work.", 1,
+             1 << 30),
+    _setting("retrieval.moment_gap_seconds", 1.0, "Ranked frames of one camera closer than this in time are one "
+             "moment.", 0.0, 1e9),
+    _setting("retrieval.moment_frames", 2, "Frames of one moment brought back, at most.", 1, 4096),
+    _setting("retrieval.spread", "auto", "For questions of order, moments spread over time are taken: auto, always "
+             "or never.", choices=("auto", "always", "never")),
+    _setting("retrieval.context", "newest", "What is seen beside the frames brought back: the newest frames, or all "
+             "that the arena holds.", choices=("newest", "arena")),
+    _setting("retrieval.room_tokens", 0, "Slots planned for frames brought back, taken from memory.budget_mib; 0 "
+             "takes retrieval.top_k times the first frame's tokens.", 0, 1 << 24),
+    _setting("retrieval.pending_pictures", 32, "Pictures that may wait for an idle moment to be embedded by the "
+             "external encoder; more find more and take memory.", 0, 4096),
+    _setting("retrieval.positions", "consecutive", "Positions of what is brought back: renumbered without gaps, or "
+             "as the frames were seen.", choices=("consecutive", "original")),
+)
+
 INGEST = (
     ParameterSpec("ingest.queue_frames", 2, "Frames per camera that wait for the memory at most; when one more comes "
-                  "the oldest is dropped and counted (cause 'queue'). More smooths bursts and makes 'now' older.",
-                  1, 64),
+                  "the oldest is dropped and counted (cause 'queue'). More smooths bursts and makes 'now' older.", 1,
+                  64),
     ParameterSpec("ingest.depth", "refuse", "Depth images (16UC1, 32FC1): refuse drops them as no pictures; grey "
                   "renders near as bright between ingest.depth_near and ingest.depth_far.",
                   choices=("refuse", "grey")),
@@ -134,8 +210,8 @@ INGEST = (
 QUERY = (
     ParameterSpec("query.max_waiting", 3, "Questions that wait or are being answered at most; a further one is told "
                   "'busy' at once.", 1, 64, change=Change.RUNNING),
-    ParameterSpec("query.timeout_s", 60.0, "Longest time for an answer in seconds, waiting included, for queries that "
-                  "name none; then generation stops at the next token and the query fails.", 0.01, 86400.0,
+    ParameterSpec("query.timeout_s", 60.0, "Longest time for an answer in seconds, waiting included, for queries "
+                  "that name none; then generation stops at the next token and the query fails.", 0.01, 86400.0,
                   change=Change.RUNNING),
 )
 
@@ -149,13 +225,13 @@ FAULTS = (
 DIAGNOSTICS = (
     ParameterSpec("diagnostics.period_s", 1.0, "Seconds between two reports on ~/stats and /diagnostics; by the "
                   "machine's own clock, also when /clock stands still.", 0.05, 60.0, change=Change.RUNNING),
-    ParameterSpec("diagnostics.no_image_s", 5.0, "Seconds without an image after which a camera is WARN, and the topic "
-                  "it waits on is named; ten times as long without one makes it STALE.", 0.1, 1e6,
+    ParameterSpec("diagnostics.no_image_s", 5.0, "Seconds without an image after which a camera is WARN, and the "
+                  "topic it waits on is named; ten times as long without one makes it STALE.", 0.1, 1e6,
                   change=Change.RUNNING),
     ParameterSpec("diagnostics.image_age_s", 1.0, "Seconds that the newest frame may lag behind its header stamp, "
                   "before WARN.", 0.001, 1e6, change=Change.RUNNING),
-    ParameterSpec("diagnostics.drop_share", 0.5, "Share of the frames of the last seconds that may be dropped, for any "
-                  "cause but a gate, before WARN.", 0.0, 1.0, change=Change.RUNNING),
+    ParameterSpec("diagnostics.drop_share", 0.5, "Share of the frames of the last seconds that may be dropped, for "
+                  "any cause but a gate, before WARN.", 0.0, 1.0, change=Change.RUNNING),
 )
 
 NODE = (
@@ -164,7 +240,7 @@ NODE = (
 )
 
 PARAMETERS: tuple[ParameterSpec, ...] = (
-    *MODEL, *MEMORY, *GATE, *SALIENCY, *INGEST, *QUERY, *FAULTS, *DIAGNOSTICS, *NODE,
+    *MODEL, *MEMORY, *GATE, *SALIENCY, *LADDER, *ARCHIVE, *RETRIEVAL, *INGEST, *QUERY, *FAULTS, *DIAGNOSTICS, *NODE,
 )
 """All parameters but the cameras' own, which depend on the list ``cameras`` (see parameters.py)."""
 

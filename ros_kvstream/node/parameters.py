@@ -77,6 +77,7 @@ class NodeParameters:
         changed = changed or {}
         values = {spec.setting: changed.get(spec.name, self.value(spec.name)) for spec in PARAMETERS if spec.setting}
         values["memory.policy_options"] = parse_options(str(values["memory.policy_options"]))
+        values["retrieval.layers"] = parse_numbers("retrieval.layers", str(values["retrieval.layers"]))
         return _build(StreamSettings, "", values)
 
     def depth(self, changed: Mapping[str, Value] | None = None) -> DepthRendering:
@@ -176,6 +177,14 @@ def parse_options(text: str) -> dict[str, object]:
             raise SettingsError(f"memory.policy_options = {text!r}: {part!r} is not of the form name=value.")
         options[name] = _plain(value)
     return options
+
+
+def parse_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Read '3 7' or '3, 7' into integers; raise SettingsError for anything else."""
+    try:
+        return tuple(int(part) for part in text.replace(",", " ").split())
+    except ValueError as error:
+        raise SettingsError(f"{name} = {text!r}: must be whole numbers with blanks or commas between them.") from error
 
 
 def _plain(text: str) -> object:

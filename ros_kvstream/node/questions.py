@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -54,8 +55,13 @@ class PendingQuestion:
     question: Question
     asked: float = field(default_factory=time.monotonic)
     """When it was handed in, seconds of a monotonic clock."""
+    on_token: Callable[[str, int], None] | None = None
+    """Gets each piece of the answer's text with its running number, in the worker's thread; must not block."""
     answer: Future[Answer] = field(default_factory=Future)
     """Finished by the worker, with the answer or with the reason why there is none."""
+    number: int = -1
+    """Running number of the question, given when it is taken up."""
+    _pieces: int = 0
     _cancelled: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,6 +81,13 @@ class PendingQuestion:
         """Whether answering should end; asked by the model before each token."""
         return bool(self.stop_reason())
 
+    def token(self, text: str) -> int:
+        """Pass a piece of the answer on; returns its running number. From the worker's thread."""
+        index, self._pieces = self._pieces, self._pieces + 1
+        if self.on_token is not None:
+            self.on_token(text, index)
+        return index
+
     def finish(self, outcome: Answer | BaseException) -> None:
         """Hand over the answer, or why there is none; only the first call counts. From any thread."""
         with self._lock:
@@ -93,6 +106,7 @@ class QuestionQueue:
         self._lock = threading.Lock()
         self._waiting: deque[PendingQuestion] = deque()
         self._answering: PendingQuestion | None = None
+        self._taken = 0
 
     def put(self, pending: PendingQuestion, limit: int) -> None:
         """Add a question; raise QuestionError ("busy") when ``limit`` are waiting or being answered."""
@@ -107,6 +121,8 @@ class QuestionQueue:
         """Take the oldest question and count it as being answered; None when none waits."""
         with self._lock:
             self._answering = self._waiting.popleft() if self._waiting else None
+            if self._answering is not None:
+                self._answering.number, self._taken = self._taken, self._taken + 1
             return self._answering
 
     def expire(self) -> None:

@@ -1,4 +1,4 @@
-"""~/query and ~/clear: handlers that wait for the worker without blocking the executor."""
+"""~/query, ~/ask and ~/clear: handlers that wait for the worker without blocking the executor."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import Future as WorkerFuture
 from typing import Any
 
+from rclpy.action import ActionServer, CancelResponse
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.lifecycle import LifecycleNode
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
 from ros_kvstream import msg
-from ros_kvstream.errors import KvStreamError, QuestionError
+from ros_kvstream.action import Ask
+from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
 from ros_kvstream.node.messages import answer_message, fill_answer, fill_refusal, question_from
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion, Question
@@ -23,38 +25,88 @@ from ros_kvstream.srv import Query
 
 
 class Services:
-    """The node's services. Handlers run in the executor's thread and never raise."""
+    """The node's services and its action. Handlers run in the executor's thread and never raise."""
 
     def __init__(self, node: LifecycleNode, parameters: NodeParameters, reporter: Reporter) -> None:
         self._node = node
         self._parameters = parameters
         self._reporter = reporter
+        self._asked: dict[bytes, PendingQuestion] = {}
+        """Questions of the action by the id of their goal, while they are open."""
         group = ReentrantCallbackGroup()  # several questions may wait at once
         self._answers = node.create_lifecycle_publisher(msg.Answer, "~/answers", 10)
+        self._tokens = node.create_lifecycle_publisher(msg.AnswerToken, "~/answer_tokens", 100)
         node.create_service(Query, "~/query", self._query, callback_group=group)
         node.create_service(Trigger, "~/clear", self._clear, callback_group=group)
+        self._action = ActionServer(node, Ask, "~/ask", self._execute, cancel_callback=self._cancel,
+                                    callback_group=group)
 
     async def _query(self, request: Query.Request, response: Query.Response) -> Query.Response:
         """Answer one question, or say why not."""
+        await self._respond(request, response, lambda question: self._ask(PendingQuestion(question)))
+        return response
+
+    async def _execute(self, goal: Any) -> Ask.Result:
+        """Answer the question of one goal, its text as feedback while it is generated."""
+        result, key = Ask.Result(), bytes(goal.goal_id.uuid)
+
+        async def ask(question: Question) -> Answer:
+            pending = self._asked[key] = PendingQuestion(question, on_token=lambda text, index: goal.publish_feedback(
+                Ask.Feedback(text=text, index=index)))
+            return await self._ask(pending)
+
+        error = await self._respond(goal.request, result, ask)
+        self._asked.pop(key, None)
+        if error is None:
+            goal.succeed()
+        elif goal.is_cancel_requested and isinstance(error, QuestionCancelled):
+            goal.canceled()
+        else:
+            goal.abort()
+        return result
+
+    def _cancel(self, goal: Any) -> CancelResponse:
+        """Let generation stop at its next token."""
+        pending = self._asked.get(bytes(goal.goal_id.uuid))
+        if pending is not None:
+            pending.cancel("cancelled by the client")
+            if self._reporter.session is not None:
+                self._reporter.session.worker.questions.expire()
+        return CancelResponse.ACCEPT
+
+    async def _respond(self, request: Any, response: Any, ask: Callable[[Question], Any]) -> Exception | None:
+        """Fill a response (of the service or the action), record it on ~/answers; returns what went wrong, if so."""
+        failed: Exception | None = None
         try:
-            question = question_from(request, self._parameters.value("query.timeout_s"))
-            answer = await self._ask(question)
+            answer = await ask(question_from(request, self._parameters.value("query.timeout_s")))
             self._reporter.answered(answer)
             fill_answer(response, answer, self._reporter.stats())
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
+            failed = error
             self._log_unexpected("query", error)
             fill_refusal(response, describe(error), self._reporter.stats())
         if self._answers.is_activated:
             self._answers.publish(answer_message(request, response))
-        return response
+        return failed
 
-    async def _ask(self, question: Question) -> Answer:
+    async def _ask(self, pending: PendingQuestion) -> Answer:
         session, state = self._reporter.session, self._reporter.state
         if session is None or state != "active":
             raise QuestionError(f"the node is {state}: activate it first.")
-        pending = PendingQuestion(question)
         session.worker.ask(pending, self._parameters.value("query.max_waiting"))
         return await finished(self._node, pending.answer)
+
+    def token(self, pending: PendingQuestion, text: str, index: int) -> None:
+        """Publish a piece of an answer on ~/answer_tokens. Runs in the worker's thread."""
+        if self._tokens.is_activated:
+            message = msg.AnswerToken(question_id=pending.number, conversation_id=pending.question.conversation_id,
+                                      index=index, text=text)
+            message.header.stamp = self._node.get_clock().now().to_msg()
+            self._tokens.publish(message)
+
+    def destroy(self) -> None:
+        """Destroy what the node itself does not know."""
+        self._action.destroy()
 
     async def _clear(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """Forget every frame."""

@@ -36,6 +36,8 @@ class Memory(Protocol):
 
     def stats(self) -> MemoryStats: ...  # noqa: D102
 
+    def idle(self) -> bool: ...  # noqa: D102
+
     def close(self) -> None: ...  # noqa: D102
 
 
@@ -49,8 +51,8 @@ class WorkerEvents:
     """A frame could not be converted, or the memory did not accept it."""
     fault: Callable[[str, BaseException], None]
     """An error that is no refusal: ("frame" or "question", the error)."""
-    token: Callable[[PendingQuestion, str], None]
-    """A piece of an answer's text."""
+    token: Callable[[PendingQuestion, str, int], None]
+    """A piece of an answer's text, with its running number."""
 
 
 class Worker:
@@ -168,11 +170,21 @@ class Worker:
         return True
 
     def _rest(self) -> None:
-        """Bring the figures up to date and sleep until there is work."""
+        """Do a little of what can wait; then bring the figures up to date and sleep until there is work."""
+        if self._idle():
+            return
         self._refresh_stats(0.0)
         with self._work:
             if not (self._calls or len(self.questions) or self._stopping or (self._ingesting and len(self._frames))):
                 self._work.wait(1.0)
+
+    def _idle(self) -> bool:
+        """Let the memory do a little of what can wait; False when nothing is left."""
+        try:
+            return self._memory.idle()
+        except Exception as error:  # noqa: BLE001 - the node must outlive any fault in the model
+            self._events.fault("idle work", error)
+            return False
 
     def _refresh_stats(self, period: float) -> None:
         now = time.monotonic()
@@ -213,7 +225,7 @@ class Worker:
             answer = self._memory.ask(
                 question.text, camera=question.camera, since=question.since, until=question.until,
                 max_new_tokens=question.max_new_tokens or None, should_stop=pending.should_stop,
-                on_token=lambda text: self._events.token(pending, text))
+                on_token=lambda text: self._events.token(pending, text, pending.token(text)))
             latency = replace(answer.latency, queue_ms=1e3 * (started - pending.asked))
             self._refresh_stats(0.0)
             pending.finish(replace(answer, latency=latency))

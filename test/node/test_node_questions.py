@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from action_msgs.msg import GoalStatus
 from diagnostic_msgs.msg import DiagnosticStatus
 from sensor_msgs.msg import Image
 from support.running_node import RunningNode, image, picture, running_node
@@ -139,6 +140,56 @@ def test_three_questions_at_once_are_answered_in_order_and_the_fourth_is_told_bu
     node.until(lambda: all(future.done() for future in asked), "all answers")
     waited = [future.result().latency.queue_ms for future in asked[:3]]
     assert all(future.result().success for future in asked[:3]) and waited == sorted(waited)
+
+
+def test_the_answer_is_published_piece_by_piece(node: RunningNode, camera) -> None:
+    publish(node, camera, 1)
+    node.tokens.clear()
+    response = node.ask("what is there ?", max_new_tokens=30, conversation_id="tour")
+    node.until(lambda: len(node.tokens) >= 30, "all pieces")
+    assert [token.index for token in node.tokens] == list(range(30))
+    assert "".join(token.text for token in node.tokens) == response.answer
+    assert {token.conversation_id for token in node.tokens} == {"tour"}
+    assert len({token.question_id for token in node.tokens}) == 1
+
+
+def test_the_action_answers_as_the_service_does_with_its_text_as_feedback(node: RunningNode, camera) -> None:
+    publish(node, camera, 1)
+    expected = node.ask("what is there ?", max_new_tokens=30)
+    goal, feedback = node.ask_action("what is there ?", max_new_tokens=30)
+    status, result = node.result(goal)
+    assert status == GoalStatus.STATUS_SUCCEEDED and result.success
+    assert (result.answer, result.evidence) == (expected.answer, expected.evidence)
+    node.until(lambda: len(feedback) >= 30, "all feedback")
+    assert "".join(piece.text for piece in feedback) == expected.answer
+
+
+def test_a_cancelled_goal_stops_and_the_memory_is_as_before(node: RunningNode, camera) -> None:
+    publish(node, camera, 1)
+    before = node.ask("what is there ?", max_new_tokens=3)
+    goal, feedback = node.ask_action("what is there ?", max_new_tokens=LONG_ANSWER)
+    node.until(lambda: feedback, "the first piece")
+    goal.cancel_goal_async()
+    status, result = node.result(goal)
+    assert status == GoalStatus.STATUS_CANCELED
+    assert not result.success and result.message == "cancelled by the client" and len(feedback) < LONG_ANSWER
+    after = node.ask("what is there ?", max_new_tokens=3)
+    assert after.answer == before.answer and after.memory.slots_used == before.memory.slots_used
+
+
+def test_a_goal_that_cannot_be_answered_is_aborted_with_the_reason(node: RunningNode) -> None:
+    goal, _ = node.ask_action(" ")
+    status, result = node.result(goal)
+    assert status == GoalStatus.STATUS_ABORTED and "empty" in result.message
+
+
+def test_the_executor_goes_on_while_a_question_is_answered(node: RunningNode, camera) -> None:
+    publish(node, camera, 1)
+    node.diagnostics.clear()
+    response = node.ask("what is there ?", max_new_tokens=LONG_ANSWER)
+    values = {value.key: value.value for value in node.status("latency").values}
+    worst = float(values["executor lateness ms"].split("max ")[1].split()[0])
+    assert worst < response.latency.total_ms / 2, values  # a handler that waits would be as late as the answer takes
 
 
 def test_a_time_limit_stops_generation_and_the_memory_is_as_before(node: RunningNode, camera) -> None:

@@ -12,7 +12,7 @@ import yaml
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.parameter_file import render
 from ros_kvstream.node.parameter_table import BY_NAME, PARAMETERS, ParameterSpec
-from ros_kvstream.node.parameters import _build, check_cameras, check_value, parse_options
+from ros_kvstream.node.parameters import _build, check_cameras, check_value, parse_numbers, parse_options
 from ros_kvstream.settings import StreamSettings
 
 CONFIG = Path(__file__).parents[2] / "config" / "kvstream.yaml"
@@ -43,10 +43,16 @@ def test_parameter_names_are_distinct() -> None:
     assert len(BY_NAME) == len(PARAMETERS)
 
 
+def neighbours(name: str, limit: float) -> dict[str, float]:
+    """Settings that have a limit together with this one, so that this one can go to its own."""
+    return {"ladder.int8": {"ladder.int4": 0.95 - limit}, "ladder.int4": {"ladder.int8": 0.95 - limit},
+            "memory.high_water": {"memory.keep_ratio": 0.05}}.get(name, {})
+
+
 @pytest.mark.parametrize("spec", [spec for spec in RANGED if spec.setting], ids=lambda spec: spec.name)
 def test_the_settings_accept_both_limits_of_a_parameter_and_nothing_beyond(spec: ParameterSpec) -> None:
     for limit in (spec.low, spec.high):
-        _build(StreamSettings, "", {spec.setting: type(spec.default)(limit)})
+        _build(StreamSettings, "", {spec.setting: type(spec.default)(limit), **neighbours(spec.name, limit)})
     if spec.name == "seed":
         return  # any integer does
     for beyond in (spec.low - 1e-3 - abs(spec.low) / 2, spec.high * 2 + 1):
@@ -88,6 +94,12 @@ def test_policy_options_are_read_by_kind() -> None:
 def test_policy_options_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="form name=value"):
         parse_options(text)
+
+
+def test_layers_are_read_as_whole_numbers() -> None:
+    assert parse_numbers("retrieval.layers", " 3, 7 11 ") == (3, 7, 11) and parse_numbers("retrieval.layers", "") == ()
+    with pytest.raises(SettingsError, match="retrieval.layers = '3;7'"):
+        parse_numbers("retrieval.layers", "3;7")
 
 
 @pytest.mark.parametrize("names", [[], ["a"] * 2, ["a/b"], ["9"], [""], ["gate"], [3], "front",

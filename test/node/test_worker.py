@@ -59,7 +59,7 @@ class Setup:
             observed=lambda frame, _: self.told.note(f"frame {frame.stamp:g}"),
             frame_refused=lambda frame, error: self.told.note(f"refused {error}"),
             fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
-            token=lambda pending, _: self.told.note(f"token {pending.question.text}"))
+            token=lambda pending, _, index: self.told.note(f"token {pending.question.text}"))
         self.worker = Worker(self.frames, self.account, image_to_rgb, events)
         settings = StreamSettings(memory=MemorySettings(budget_mib=4.0, policy="sliding_window"))
         self.made = self.worker.start(lambda: VideoMemory(settings, self.model))

@@ -21,6 +21,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import SetParameters
+from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -28,6 +29,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_srvs.srv import Trigger
 
 from ros_kvstream import msg
+from ros_kvstream.action import Ask
 from ros_kvstream.node.messages import to_stamp
 from ros_kvstream.srv import Query
 
@@ -73,7 +75,10 @@ class RunningNode:
         self.client.create_subscription(DiagnosticArray, "/diagnostics", self._diagnosed, 10)
         self.client.create_subscription(msg.KvStats, "/kvstream/stats", self._counted, 10)
         self.client.create_subscription(msg.Answer, "/kvstream/answers", self.answers.append, 10)
+        self.tokens: list[msg.AnswerToken] = []
+        self.client.create_subscription(msg.AnswerToken, "/kvstream/answer_tokens", self.tokens.append, 1000)
         self._clients: dict[str, Any] = {}
+        self._action: ActionClient | None = None
 
     def _diagnosed(self, array: DiagnosticArray) -> None:
         for status in array.status:
@@ -143,6 +148,23 @@ class RunningNode:
     def ask(self, question: str, **limits: Any) -> Query.Response:
         """Ask and wait for the answer."""
         return self.call(Query, "/kvstream/query", Query.Request(question=question, **limits))
+
+    def ask_action(self, question: str, **limits: Any) -> tuple[Any, list[Any]]:
+        """Ask through ~/ask; returns the accepted goal and the list that its feedback goes into."""
+        if self._action is None:
+            self._action = ActionClient(self.client, Ask, "/kvstream/ask")
+        self.until(self._action.server_is_ready, "the action ~/ask")
+        feedback: list[Any] = []
+        sent = self._action.send_goal_async(Ask.Goal(question=question, **limits),
+                                            feedback_callback=lambda message: feedback.append(message.feedback))
+        self.until(sent.done, "the goal to be accepted")
+        return sent.result(), feedback
+
+    def result(self, goal: Any) -> tuple[int, Any]:
+        """Wait for a goal's end; returns its status and its result."""
+        future = goal.get_result_async()
+        self.until(future.done, "the goal's result")
+        return future.result().status, future.result().result
 
     def clear(self) -> Trigger.Response:
         """Call ~/clear."""
