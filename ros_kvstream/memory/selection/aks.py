@@ -10,7 +10,7 @@ from torch import Tensor
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.selection.ranking import keep_top
 from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import similarity_to_previous
+from ros_kvstream.memory.selection.redundancy import change_from_previous
 from ros_kvstream.settings import require_finite
 
 
@@ -35,6 +35,5 @@ class Aks(SelectionPolicy):
 
     def select(self, view: LayerSlots, keep: int) -> Tensor:
         """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
-        recent = recent_slots(view, keep, self.settings.recent_share)
-        novelty = similarity_to_previous(view).neg_()
-        return keep_top(novelty.masked_fill_(recent, torch.inf), keep, view)
+        recent = recent_slots(view, keep, self.settings.recent_share).mask
+        return keep_top(change_from_previous(view).masked_fill_(recent, torch.inf), keep, view)

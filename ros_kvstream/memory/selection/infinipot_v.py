@@ -10,7 +10,7 @@ from torch import Tensor
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.selection.ranking import indices_of, top_mask
 from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import similarity_to_recent
+from ros_kvstream.memory.selection.redundancy import novelty
 from ros_kvstream.memory.selection.reference import reference_selection
 from ros_kvstream.memory.selection.van import NormPooling
 from ros_kvstream.settings import require, require_finite
@@ -80,9 +80,8 @@ class InfiniPotV(SelectionPolicy):
             )
         recent = recent_slots(view, keep, settings.recent_share)
         # Recent slots count as TaR's own; more of them than its share leave the rest to the norms, never a crash.
-        by_redundancy = min(keep, max(int(settings.alpha * keep), int(recent.sum(-1).max())))
-        novelty = similarity_to_recent(view, recent).neg_().masked_fill_(recent, torch.inf)
-        chosen = top_mask(novelty, by_redundancy, view)
+        by_redundancy = min(keep, max(int(settings.alpha * keep), recent.most))
+        chosen = top_mask(novelty(view, recent.mask), by_redundancy, view)
         if by_redundancy == keep:
             return chosen
         return top_mask(settings.scores(view).masked_fill(chosen, torch.inf), keep, view)

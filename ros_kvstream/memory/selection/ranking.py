@@ -33,7 +33,7 @@ def top_mask(scores: Tensor, keep: int, view: LayerSlots | None = None) -> Tenso
         return torch.ones_like(scores, dtype=torch.bool)
     threshold = scores.kthvalue(slots - keep + 1, dim=-1, keepdim=True).values
     mask = scores >= threshold
-    if bool((mask.sum(-1) == keep).all()):
+    if mask.sum(-1).tolist() == [keep] * len(mask):
         return mask
     if scores.is_floating_point() and bool(scores.isnan().any()):
         return top_mask(torch.nan_to_num(scores, -torch.inf, torch.inf, -torch.inf), keep, view)

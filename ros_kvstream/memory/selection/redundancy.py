@@ -19,38 +19,39 @@ STEPS = 1 << 14
 """Similarities are rounded to 1 / STEPS: finer differences are rounding noise of the keys, and count as ties."""
 
 
-def similarity_to_recent(view: LayerSlots, recent: Tensor) -> Tensor:
-    """Mean cosine of every slot's key with the recent keys of its patch, float32 [kv_heads, slots].
+def novelty(view: LayerSlots, recent: Tensor) -> Tensor:
+    """Minus the mean cosine of every slot's key with the recent keys of its patch, float32 [kv_heads, slots].
 
-    :param recent: bool [kv_heads, slots], the newest frames; these get 0. A patch without a recent key cannot be
-        compared: its slots get the mean of those of their head that can (0 if none), neither an advantage nor a fault.
+    :param recent: bool [kv_heads, slots], the newest frames; these get infinity. A patch without a recent key cannot
+        be compared: its slots get the mean of those of their head that can (0 if none), no advantage and no fault.
     """
     layout = whole_frames(view)
     if layout is not None:
-        newest = int(recent[0].sum()) // layout.patches
-        past = _round(frame_similarity_to_recent(view, layout, newest))
-        return torch.nn.functional.pad(past, (0, newest * layout.patches))
+        older = layout.frames - int(recent[0].sum()) // layout.patches
+        result = torch.full(recent.shape, torch.inf, dtype=torch.float32, device=recent.device)
+        _negate_and_round(frame_similarity_to_recent(view, layout, older), result[:, : older * layout.patches])
+        return result
     patches = number_patches(view)
     keys = KeyRows(view)
     means, counts = _mean_recent_units(view, keys, patches, recent)
-    result = torch.zeros(recent.numel(), dtype=torch.float32, device=recent.device)
+    similarity = torch.zeros(recent.numel(), dtype=torch.float32, device=recent.device)
     past = recent.logical_not().view(-1).nonzero()[:, 0]
     for slots in past.split(BLOCK_ROWS):
         rows, norms = keys.load(slots)
         reference = means.index_select(0, patches.index.index_select(0, slots))
-        result.index_copy_(0, slots, reference.mul_(rows).sum(-1).div_(norms))
-    result = result.view_as(recent)
+        similarity.index_copy_(0, slots, reference.mul_(rows).sum(-1).div_(norms))
+    similarity = similarity.view_as(recent)
     if not bool(counts.all()):
         known = counts.index_select(0, patches.index).view_as(recent) > 0
-        result = _fill_unknown(result, known & ~recent, ~known)
-    return _round(result)
+        similarity = _fill_unknown(similarity, known & ~recent, ~known)
+    return _negate_and_round(similarity, similarity).masked_fill_(recent, torch.inf)
 
 
-def similarity_to_previous(view: LayerSlots) -> Tensor:
-    """Cosine of every slot's key with that of its patch in the frame before, float32 [kv_heads, slots].
+def change_from_previous(view: LayerSlots) -> Tensor:
+    """Minus the cosine of every slot's key with that of its patch in the frame before, float32 [kv_heads, slots].
 
     The frame before is the newest older one of the same camera that still holds the patch in that head. A patch's
-    oldest slot has none: it gets -1, as unlike as can be.
+    oldest slot has none: it gets 1, as new as can be.
     """
     patches = number_patches(view)
     keys = KeyRows(view)
@@ -65,7 +66,7 @@ def similarity_to_previous(view: LayerSlots) -> Tensor:
         stop = start + cosines.numel()
         same = patch[start:stop] == patch[start - 1 : stop - 1]
         result.index_copy_(0, slots[1:], cosines.masked_fill_(~same, -1.0))
-    return _round(result.view(view.frames.shape))
+    return _negate_and_round(result, result).view(view.frames.shape)
 
 
 def _mean_recent_units(view: LayerSlots, keys: KeyRows, patches: Patches, recent: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,5 +98,5 @@ def _fill_unknown(similarity: Tensor, compared: Tensor, unknown: Tensor) -> Tens
     return torch.where(unknown, mean.float(), similarity)
 
 
-def _round(similarity: Tensor) -> Tensor:
-    return similarity.mul_(STEPS).round_().div_(STEPS)
+def _negate_and_round(similarity: Tensor, out: Tensor) -> Tensor:
+    return torch.mul(similarity, -STEPS, out=out).round_().div_(STEPS)

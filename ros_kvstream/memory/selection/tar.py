@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.selection.ranking import keep_top
 from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import similarity_to_recent
+from ros_kvstream.memory.selection.redundancy import novelty
 from ros_kvstream.settings import require_finite
 
 
@@ -35,6 +34,5 @@ class Tar(SelectionPolicy):
 
     def select(self, view: LayerSlots, keep: int) -> Tensor:
         """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
-        recent = recent_slots(view, keep, self.settings.recent_share)
-        novelty = similarity_to_recent(view, recent).neg_()
-        return keep_top(novelty.masked_fill_(recent, torch.inf), keep, view)
+        recent = recent_slots(view, keep, self.settings.recent_share).mask
+        return keep_top(novelty(view, recent), keep, view)

@@ -66,5 +66,5 @@ class Van(SelectionPolicy):
 
     def select(self, view: LayerSlots, keep: int) -> Tensor:
         """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
-        recent = recent_slots(view, keep, self.settings.recent_share)
+        recent = recent_slots(view, keep, self.settings.recent_share).mask
         return keep_top(self.settings.scores(view).masked_fill(recent, torch.inf), keep, view)

@@ -50,19 +50,18 @@ def whole_frames(view: LayerSlots) -> WholeFrames | None:
     return WholeFrames(*shape, view.rotary.time_angles(positions[0, :, 0, 0])[:, None])
 
 
-def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, recent: int) -> Tensor:
-    """Mean cosine of the keys before the last ``recent`` frames with those of their patch in these frames.
+def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, past: int) -> Tensor:
+    """Mean cosine of the keys in the first ``past`` frames with those of their patch in the frames after them.
 
-    float32 [kv_heads, (frames - recent) * patches].
+    float32 [kv_heads, past * patches].
     """
     blocks = _FrameBlocks(view, layout)
-    past = layout.frames - recent
     shape = (view.keys.shape[0], 1, layout.patches, view.keys.shape[-1])
     means = torch.zeros(shape, dtype=torch.float32, device=view.keys.device)
     for start, stop in blocks.ranges(past, layout.frames):
         rows, norms = blocks.load(start, stop)
         means += rows.div_(norms[..., None]).sum(1, keepdim=True)
-    means /= recent
+    means /= layout.frames - past
     result = torch.empty(view.keys.shape[0], past, layout.patches, dtype=torch.float32, device=view.keys.device)
     for start, stop in blocks.ranges(0, past):
         rows, norms = blocks.load(start, stop)
