@@ -63,12 +63,12 @@ def build_interfaces() -> None:
     configure = [
         "cmake", "-S", str(SOURCE), "-B", str(WORK / "cmake"), "-G", "Unix Makefiles",
         "-Wno-dev", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_TESTING=OFF",
-        f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_INSTALL_PREFIX={STAGE}",
+        f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_INSTALL_PREFIX={sys.prefix}",
         f"-DPython3_EXECUTABLE={sys.executable}",
         f"-DCMAKE_PROJECT_INCLUDE={SOURCE / 'cmake' / 'wheel_prefix.cmake'}",
     ]
     build = ["cmake", "--build", str(WORK / "cmake"), "--parallel", str(os.cpu_count() or 1)]
-    install = ["cmake", "--install", str(WORK / "cmake")]
+    install = ["cmake", "--install", str(WORK / "cmake"), "--prefix", str(STAGE)]
     for command in (configure, build, install):
         subprocess.run(command, check=True, env=environment)
 
@@ -113,8 +113,8 @@ class BuildInterfaces(Command):
         return folder
 
     def _modules(self) -> list[Path]:
-        folder = self._generated()
-        return [path for pattern in ("msg/*.py", "srv/*.py", "*.so") for path in sorted(folder.glob(pattern))]
+        patterns = ("action/*.py", "msg/*.py", "srv/*.py", "*.so")
+        return [path for pattern in patterns for path in sorted(self._generated().glob(pattern))]
 
     def get_source_files(self) -> list[str]:
         """List what a source distribution needs."""

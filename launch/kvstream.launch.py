@@ -34,18 +34,19 @@ def generate_launch_description() -> LaunchDescription:
     return LaunchDescription([
         DeclareLaunchArgument(
             "image_topic", default_value="image",
-            description="Topic of the camera, for a single camera. With the ending /compressed, CompressedImage is read."),
+            description="Topic of a single camera. With the ending /compressed, CompressedImage is read."),
         DeclareLaunchArgument(
             "model", default_value="", description=f"'tiny', a local folder or a hub id. {AS_IN_CONFIG}"),
         DeclareLaunchArgument(
             "budget_mib", default_value="", description=f"Hard cap of the memory in MiB. {AS_IN_CONFIG}"),
         DeclareLaunchArgument("config", default_value=config, description="YAML file with the node's parameters."),
         DeclareLaunchArgument(
-            "autostart", default_value="", description=f"Whether the node configures and activates itself. {AS_IN_CONFIG}"),
+            "autostart", default_value="", description=f"Whether the node activates itself. {AS_IN_CONFIG}"),
         DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
         DeclareLaunchArgument("use_sim_time", default_value="false", description="Whether time comes from /clock."),
         DeclareLaunchArgument(
-            "log_level", default_value="info", description="debug, info, warn, error or fatal; or NAME:=LEVEL for one logger."),
+            "log_level", default_value="info",
+            description="debug, info, warn, error or fatal; or NAME:=LEVEL for one logger."),
         OpaqueFunction(function=start_node),
     ])
 

@@ -19,7 +19,7 @@ from launch_ros.event_handlers import OnStateTransition
 def generate_launch_description() -> LaunchDescription:
     """Declare the arguments, start the node, and play the recording when the node is active."""
     play = ExecuteProcess(
-        cmd=["ros2", "bag", "play", LaunchConfiguration("bag"), "--clock", "100", "--rate", LaunchConfiguration("rate")],
+        cmd=["ros2", "bag", "play", LaunchConfiguration("bag"), "--clock", "--rate", LaunchConfiguration("rate")],
         name="bag_play",
         output="screen",
     )
