@@ -52,6 +52,8 @@ class MemorySettings:
     """Settings of the policy by name (alpha, recent_share, ...); the policy refuses unknown ones."""
     keep_ratio: float = 0.75
     """Share of the frame slots that a compaction keeps (published: 32 grids cut to 24)."""
+    high_water: float = 1.0
+    """Share of the frame slots that may fill up before a compaction makes room."""
     block_frames: int = 1
     """Frames that are prefilled together; a question flushes a half-filled block."""
     max_question_tokens: int = 256
@@ -65,6 +67,11 @@ class MemorySettings:
         require_finite("memory.budget_mib", self.budget_mib, 0.01, 1 << 22)
         require(self.policy in POLICIES, "memory.policy", self.policy, "one of " + ", ".join(POLICIES))
         require_finite("memory.keep_ratio", self.keep_ratio, 0.05, 0.99)
+        require_finite("memory.high_water", self.high_water, 0.1, 1.0)
+        require(
+            self.keep_ratio < self.high_water, "memory.keep_ratio", self.keep_ratio,
+            f"below memory.high_water = {self.high_water:g}, or a compaction would free nothing",
+        )
         require_finite("memory.block_frames", self.block_frames, 1, 256)
         require_finite("memory.max_question_tokens", self.max_question_tokens, 8, 8192)
         require_finite("memory.max_answer_tokens", self.max_answer_tokens, 1, 4096)

@@ -82,7 +82,8 @@ def test_every_kept_slot_keeps_its_key_value_norm_position_frame_and_camera(seed
     for index in range(2):
         view = arena.frame_slots(index)
         for head in range(2):
-            found = {(int(f), *p.tolist()): i for i, (f, p) in enumerate(zip(view.frames[head], view.positions[head], strict=True))}
+            table = zip(view.frames[head].tolist(), view.positions[head].tolist(), strict=True)
+            found = {(frame, *position): row for row, (frame, position) in enumerate(table)}
             assert found.keys() == expected[index][head].keys()
             for identity, row in found.items():
                 key, value, norm = expected[index][head][identity]
