@@ -11,7 +11,7 @@ from typing import Any
 import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from ros_kvstream.evaluation.processes import Process, ProcessError
@@ -45,6 +45,7 @@ class NodeClient:
         self._node.create_subscription(KvStats, f"{node}/stats", self._take_stats, 10)
         self._query = self._node.create_client(Query, f"{node}/query")
         self._change_state = self._node.create_client(ChangeState, f"{node}/change_state")
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._spin, name="kvstream_client", daemon=True)
         self._thread.start()
 
@@ -52,10 +53,9 @@ class NodeClient:
         self.stats = stats
 
     def _spin(self) -> None:
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            pass
+        """Runs in the background thread until the context is left; nothing is taken down while it still waits."""
+        while not self._ended.is_set():
+            self._executor.spin_once(timeout_sec=0.2)
 
     def change_state(self, process: Process, transition: str, timeout: float) -> bool:
         """Ask for a lifecycle transition, "configure" or "activate"; whether it succeeded.
@@ -120,8 +120,10 @@ class NodeClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._executor.shutdown(timeout_sec=1.0)
-        self._thread.join(2.0)
+        self._ended.set()
+        self._executor.wake()
+        self._thread.join()
+        self._executor.shutdown()
         self._node.destroy_node()
         rclpy.try_shutdown(context=self._context)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ros_kvstream.errors import ModelError
 from ros_kvstream.models.base import VideoLanguageModel
@@ -132,7 +133,7 @@ def _open_model(settings: ModelSettings, seed: int, *, weights: bool) -> VideoLa
     }
     try:
         return FAMILIES[family](settings.path, source, options)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"model = {settings.path!r} could not be loaded: {error}") from error
