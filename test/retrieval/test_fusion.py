@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ros_kvstream.memory.archive_layout import FRAME
+from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, filter_slots, fuse
+from ros_kvstream.retrieval.now_gate import within_room
+from ros_kvstream.retrieval.order import asked_order, spread_moments
+
+
+def table(stamps, cameras=None) -> np.ndarray:
+    frames = np.zeros(len(stamps), dtype=FRAME)
+    frames["stamp"] = frames["stamp_end"] = stamps
+    frames["frame_id"] = np.arange(len(stamps))
+    frames["camera"] = 0 if cameras is None else cameras
+    frames["live"] = True
+    return frames
+
+
+def ranked(stamp: float, camera: int = 0, fused: float = 1.0) -> RankedFrame:
+    return RankedFrame(int(stamp), int(stamp), stamp, camera, fused, {}, {})
+
+
+def test_fusion_is_the_weighted_sum_of_reciprocal_ranks():
+    frames = table([0, 1, 2])
+    experts = {
+        "a": Expert(1.0, np.array([3, 2, 1], np.float32)),
+        "b": Expert(2.0, np.array([1, 3, -np.inf], np.float32)),
+    }
+    found = fuse(experts, np.ones(3, bool), frames, k=60, depth=10)
+    assert [frame.frame_id for frame in found] == [1, 0, 2]
+    by_hand = [1 / 62 + 2 / 61, 1 / 61 + 2 / 62, 1 / 63]
+    np.testing.assert_allclose([frame.fused for frame in found], by_hand)
+    assert found[0].ranks == {"a": 2, "b": 1} and found[0].scores == {"a": 2.0, "b": 3.0}
+    assert found[2].ranks == {"a": 3}
+
+
+def test_an_expert_of_weight_zero_has_no_say():
+    frames = table([0, 1])
+    experts = {"a": Expert(1.0, np.array([1, 2], np.float32)), "b": Expert(0.0, np.array([9, 0], np.float32))}
+    assert [f.ranks for f in fuse(experts, np.ones(2, bool), frames, k=60, depth=9)] == [{"a": 1}, {"a": 2}]
+
+
+def test_equal_scores_rank_the_newer_frame_first():
+    frames = table([0, 1, 2, 3])
+    experts = {"a": Expert(1.0, np.zeros(4, np.float32))}
+    assert [f.frame_id for f in fuse(experts, np.ones(4, bool), frames, k=60, depth=9)] == [3, 2, 1, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=40), st.integers(1, 50), st.data())
+def test_the_best_slots_are_those_of_a_whole_sort(values, depth, data):
+    scores = np.array(values, np.float32)
+    allowed = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
+    ids = np.array(data.draw(st.permutations(range(len(values)))))
+    whole = sorted(np.flatnonzero(allowed), key=lambda slot: (-scores[slot], -ids[slot]))
+    assert best_slots(scores, allowed, ids, depth).tolist() == [int(slot) for slot in whole[:depth]]
+
+
+def test_neighbours_are_one_moment_of_bounded_size():
+    frames = [ranked(s) for s in (10.0, 11.0, 12.0, 50.0, 51.0, 90.0)]
+    chosen = choose_moments(frames, 4, gap_seconds=2.5, moment_frames=2)
+    assert [frame.stamp for frame in chosen] == [10.0, 11.0, 50.0, 51.0]
+    other_camera = [ranked(10.0), ranked(10.5, camera=1)]
+    assert len(choose_moments(other_camera, 4, gap_seconds=2.5, moment_frames=1)) == 2
+
+
+def test_filters_take_frames_whose_span_meets_the_times_and_the_camera():
+    frames = table([0, 10, 20, 30], cameras=[0, 1, 0, 1])
+    frames["stamp_end"] = [5, 10, 29, 30]
+    names = ["front", "rear"]
+    assert filter_slots(frames, names, "", 0, 0).tolist() == [True] * 4
+    assert filter_slots(frames, names, "rear", 0, 0).tolist() == [False, True, False, True]
+    assert filter_slots(frames, names, "", 25, 0).tolist() == [False, False, True, True]
+    assert filter_slots(frames, names, "", 0, 10).tolist() == [True, True, False, False]
+    assert filter_slots(frames, names, "unknown", 0, 0).tolist() == [False] * 4
+    frames["live"][3] = False
+    assert filter_slots(frames, names, "rear", 25, 0).tolist() == [False] * 4
+
+
+def test_only_what_fits_the_room_is_added_in_time_order_and_nothing_twice():
+    frames = [ranked(s) for s in (30.0, 10.0, 20.0, 40.0)]
+    added = within_room(frames, [4, 8, 4, 4], room=9, present={40})
+    assert [frame.stamp for frame in added] == [20.0, 30.0]
+
+
+def test_questions_of_order_are_told_by_their_words():
+    assert asked_order("What did you see first?") == "first"
+    assert asked_order("what came after the cone?") == "after"
+    assert asked_order("what colour was the cone?") == ""
+
+
+def test_moments_for_order_come_from_the_right_end_or_around_the_thing_named():
+    moments = [ranked(float(s)) for s in (30, 10, 50, 20, 40)]
+    assert [f.stamp for f in spread_moments(moments, "first", 2)] == [10, 20]
+    assert [f.stamp for f in spread_moments(moments, "last", 2)] == [50, 40]
+    assert [f.stamp for f in spread_moments(moments, "before", 3, anchor=ranked(30.0))] == [30, 20, 40]
+    assert [f.stamp for f in spread_moments(moments, "after", 3, anchor=ranked(30.0))] == [30, 40, 20]
+    assert [f.stamp for f in spread_moments(moments, "", 3)] == [10, 30, 50]
