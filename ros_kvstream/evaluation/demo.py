@@ -147,6 +147,9 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def run_demo(settings: DemoSettings, console: Console) -> dict[str, Any]:
     """Run the demo with checked settings."""
+    from ros_kvstream.evaluation.processes import require_ros
+
+    require_ros()
     settings.output.mkdir(parents=True, exist_ok=True)
     recording = open_recording(settings, console)
     with console.status(f"Reading the configuration of {settings.model}"):
@@ -215,17 +218,19 @@ def introduce(
 ) -> None:
     """Say what is about to happen."""
     what = "A patrol through rooms" if recording.world else str(recording.path)
-    seconds = recording.frames * recording.period
     console.print(
-        f"\n[bold]{what}[/]: {recording.frames} pictures in {seconds:.0f} s on {recording.topic.name} "
-        f"({recording.topic.transport})\n"
-        f"[bold]Memory[/]: {budget.mib:.3f} MiB under policy {settings.policy}. A sliding window of the same bytes "
-        f"holds the last {budget.window} pictures ({budget.window * recording.period:.1f} s).",
-        soft_wrap=False,
+        f"\n[bold]{what}[/]: {recording.frames} pictures in {recording.frames * recording.period:.0f} s on "
+        f"{recording.topic.name} ({recording.topic.transport}).\n"
+        f"[bold]Memory[/]: {budget.mib:.3f} MiB under policy {settings.policy}; a sliding window of the same bytes "
+        f"would hold the last {budget.window} pictures ({budget.window * recording.period:.1f} s).\n"
+        "[bold]Evidence[/] of an answer: the pictures it looked at most, by time, camera and share of the attention."
     )
     if not model.trained:
         console.print(f"[yellow]The model '{settings.model}' has no weights here: it is untrained, its answers mean "
                       "nothing. Everything else is as it will be.[/]")  # fmt: skip
+    elif recording.world is None and settings.model == ModelSettings.path:
+        console.print("[yellow]The tiny model has learned the patrol and nothing else: what it says about another "
+                      "recording means little. --model takes a larger one.[/]")  # fmt: skip
 
 
 def node_command(settings: DemoSettings, recording: Recording, budget: Budget) -> list[str]:
@@ -270,6 +275,8 @@ def interview(
     replies: list[Reply] = []
     questions: list[dict[str, Any]] = []
     stamps = recording.stamps
+    console.print(f"[dim]Its topics, from another terminal: ROS_DOMAIN_ID={domain} "
+                  "ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST ros2 topic list[/]")  # fmt: skip
     with ProcessGroup(settings.output / "logs", ros_environment(domain)) as processes, NodeClient(domain) as client:
         with console.status("Starting kvstream_node"):
             node = processes.start("kvstream_node", node_command(settings, recording, budget))

@@ -19,6 +19,8 @@ from ros_kvstream.srv import Query
 
 POLL = 0.02
 """Seconds between looks at what has happened."""
+PATIENCE = 120.0
+"""Seconds without a reply after which the node is taken to hang; it refuses by itself long before (query.timeout_s)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Interview:
         self._waiting = deque(plan)
         self._period = period
         self._open: tuple[PlannedQuestion, Future[Query.Response]] | None = None
+        self._asked = 0.0
         self._due: float | None = None
         self._published: int | None = None
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -68,6 +71,7 @@ class Interview:
             if self._open is None and self._waiting and self._is_due():
                 planned = self._waiting.popleft()
                 self._open, self._due = (planned, self._client.ask(planned.text)), None
+                self._asked = time.monotonic()
         return self._published
 
     def _take_event(self, on_frame: Callable[[int, float], None]) -> None:
@@ -91,7 +95,11 @@ class Interview:
         return self._published is not None or (self._due is not None and time.monotonic() >= self._due)
 
     def _take_reply(self, on_reply: Callable[[Reply], None]) -> None:
-        if self._open is not None and self._open[1].done():
-            planned, answer = self._open
+        if self._open is None:
+            return
+        planned, answer = self._open
+        if answer.done():
             self._open = None
             on_reply(Reply(planned, answer.result()))
+        elif time.monotonic() - self._asked > PATIENCE:
+            raise ProcessError(f"{self._node.name} did not reply within {PATIENCE:g} s:{self._node.log_end()}")

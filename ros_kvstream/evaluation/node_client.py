@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from concurrent.futures import Future
 from types import TracebackType
@@ -74,6 +75,7 @@ class NodeClient:
             if not self.change_state(process, transition, timeout):
                 reason = reason_in_log(process)
                 raise ProcessError(reason or f"{process.name} refused to {transition}:{process.log_end()}")
+        process.wait_for(self._query.service_is_ready, "offering ~/query", timeout)
 
     def ask(self, question: str) -> Future[Query.Response]:
         """Ask a question; the future holds the response."""
@@ -130,5 +132,5 @@ class NodeClient:
 
 def reason_in_log(process: Process) -> str:
     """What the node logged as its newest error, without ROS' prefix; empty when it logged none."""
-    errors = [line for line in process.log_end(200).splitlines() if "[ERROR]" in line or "[FATAL]" in line]
-    return errors[-1].rsplit("]: ", 1)[-1].strip() if errors else ""
+    errors = re.findall(r"^\s*\[(?:ERROR|FATAL)\] \[[^]]*\] \[[^]]*\]: (.*)$", process.log_end(200), re.MULTILINE)
+    return str(errors[-1]).strip() if errors else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import random
 import signal
@@ -25,6 +26,16 @@ FIRST_PORT, PORTS_PER_DOMAIN, LAST_DOMAIN = 7400, 250, 101
 
 class ProcessError(KvStreamError):
     """A process ended too early or said nothing in time; the message holds the end of its log."""
+
+
+def require_ros() -> None:
+    """Raise KvStreamError with the remedy where ROS 2 or this package's interfaces cannot be imported."""
+    for module in ("rclpy", "ros_kvstream.srv"):
+        if importlib.util.find_spec(module) is None:
+            raise KvStreamError(
+                f"this needs ROS 2, and there is no module {module} here: source /opt/ros/<distribution>/setup.bash "
+                "and the workspace of this package, or use `make demo`, which brings ROS 2 along"
+            )
 
 
 def free_domain() -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ros_kvstream.evaluation.processes import ProcessError, ProcessGroup, free_domain, ros_environment
+from ros_kvstream.errors import KvStreamError
+from ros_kvstream.evaluation.processes import ProcessError, ProcessGroup, free_domain, require_ros, ros_environment
 
 STUBBORN_PARENT = """
 import signal, subprocess, sys, time
@@ -93,6 +94,12 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
         process = group.start("slow", [sys.executable, "-c", "import time; time.sleep(600)"])
         with pytest.raises(ProcessError, match=r"slow: starting took more than 0.2 s"):
             process.wait_for(lambda: False, "starting", 0.2)
+
+
+def test_a_missing_ros_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(KvStreamError, match=r"no module rclpy.*setup.bash"):
+        require_ros()
 
 
 def test_ros_processes_get_a_domain_of_their_own_on_this_machine_only() -> None:
