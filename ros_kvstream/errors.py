@@ -35,5 +35,9 @@ class QuestionCancelled(KvStreamError):
     """Answering was stopped by its caller or by its time limit; the memory was rolled back."""
 
 
+class MemoryFileError(KvStreamError):
+    """A saved memory cannot be written, or is missing, torn, foreign, newer or of other settings; nothing changed."""
+
+
 class ArchiveError(KvStreamError):
     """The archive's folder or file cannot be used: other settings, another process, a damaged header."""

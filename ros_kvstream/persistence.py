@@ -1,0 +1,226 @@
+"""A whole memory in one file: arena, slot table, frame records and clock, as safetensors, written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ros_kvstream.errors import MemoryFileError
+from ros_kvstream.memory.frame_log import FrameRecord
+
+if TYPE_CHECKING:
+    from ros_kvstream.stream import VideoMemory
+
+FORMAT = "ros_kvstream memory"
+VERSION = 1
+"""Written into each file; a file of a higher version is refused."""
+_OWN = ("_largest_frame", "_largest_side", "_newest_of")
+"""What the stream itself remembers of its frames; all else follows from settings."""
+_SETTINGS = ("_usable", "start", "tokens_per_second")
+"""Attributes of the clock that follow from settings."""
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.int16: "I16",
+           torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.int64: "I64"}  # fmt: skip
+"""Names of the types in a safetensors header."""
+
+
+@dataclass(frozen=True)
+class SavedMemory:
+    """What was written or read."""
+
+    bytes: int
+    frames: int
+    """Distinct frames with slots in the arena."""
+
+
+def save_memory(memory: VideoMemory, path: Path) -> SavedMemory:
+    """Write the memory to ``path``; a file of that name is replaced only once the new one is complete on the disk.
+
+    An archive in a folder of its own survives by itself; one in memory is not part of the file.
+
+    :raises MemoryFileError: when the file cannot be written.
+    """
+    memory._flush()
+    tensors = dict(_tensors(memory))
+    state = _state(memory) | {"checks": {name: _check(tensor) for name, tensor in tensors.items()}}
+    partial = path.with_name(path.name + ".part")
+    try:
+        with open(partial, "wb") as file:
+            _write(file, tensors, {"format": FORMAT, "version": str(VERSION), "state": json.dumps(state)})
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        return SavedMemory(path.stat().st_size, len(memory.arena.frames_kept()))
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise MemoryFileError(f"memory file {path.name!r} cannot be written: {error.strerror}.") from error
+
+
+def load_memory(memory: VideoMemory, path: Path) -> SavedMemory:
+    """Replace the memory's content by that of a file; everything is checked before the first slot is touched.
+
+    :raises MemoryFileError: when the file is missing, torn, foreign, newer, or of another model or other settings; the
+        memory is unchanged then.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = _checked_state(file.metadata() or {}, path.name)
+            _plan_as_saved(memory, state)
+            _check_fit(memory, state, path.name)
+            _check_tensors(memory, file, state, path.name)
+            _restore(memory, file, state)
+        return SavedMemory(path.stat().st_size, len(memory.arena.frames_kept()))
+    except FileNotFoundError as error:
+        raise MemoryFileError(f"memory file {path.name!r} does not exist.") from error
+    except (SafetensorError, OSError) as error:
+        raise MemoryFileError(f"memory file {path.name!r} is damaged or no memory file: {error}.") from error
+
+
+# -- what a memory is made of ---------------------------------------------------------------------------------------
+
+
+def _tensors(memory: VideoMemory) -> Iterator[tuple[str, Tensor]]:
+    """All tensors that the arena's content lies in, whole, by name."""
+    for index, layer in enumerate(memory.arena._layers):
+        for number, tensor in enumerate(layer.tensors):
+            yield f"layer.{index}.{number}", tensor
+
+
+def _plain(thing: object) -> dict[str, Any]:
+    """The plain values among an object's attributes: counters, positions, flags and dictionaries of them."""
+    return {name: value for name, value in vars(thing).items()
+            if value is None or isinstance(value, (bool, int, float))
+            or (isinstance(value, dict) and all(isinstance(item, (int, float)) for item in value.values()))}
+
+
+def _state(memory: VideoMemory) -> dict[str, Any]:
+    """Everything beside the tensors, as JSON can hold it."""
+    log = memory.log
+    return {
+        "fingerprint": _fingerprint(memory),
+        "plan": _plain(memory.arena.plan),
+        "policy": memory.settings.memory.policy,
+        "arena": _plain(memory.arena),
+        "clock": _plain(memory.clock),
+        "memory": {name: getattr(memory, name) for name in _OWN},
+        "records": [asdict(log[frame]) for frame in log.matching("", 0.0, 0.0)],
+        "cameras": log._cameras,
+        "next_id": log.next_id,
+    }
+
+
+def _fingerprint(memory: VideoMemory) -> str:
+    """The model and its weights, told by its shape and by what it makes of its own prompt."""
+    model = memory.model
+    vectors = model.embed(model.prefix_ids).float().cpu().contiguous()
+    shape = model.shape
+    return (f"{model.family} {shape.layers}x{shape.kv_heads}x{shape.head_dim} {shape.dtype} "
+            f"{zlib.crc32(vectors.numpy().tobytes()):08x}")
+
+
+# -- checking -------------------------------------------------------------------------------------------------------
+
+
+def _checked_state(metadata: dict[str, str], name: str) -> dict[str, Any]:
+    if metadata.get("format") != FORMAT:
+        raise MemoryFileError(f"memory file {name!r} was not written by ros_kvstream.")
+    version = metadata.get("version", "")
+    if not version.isdigit() or int(version) > VERSION:
+        raise MemoryFileError(f"memory file {name!r} is of version {version!r}; this package reads up to {VERSION}. "
+                              "Update ros_kvstream.")
+    try:
+        state: dict[str, Any] = json.loads(metadata["state"])
+    except (KeyError, ValueError) as error:
+        raise MemoryFileError(f"memory file {name!r} is damaged: {error}.") from error
+    return state
+
+
+def _check_fit(memory: VideoMemory, state: dict[str, Any], name: str) -> None:
+    """Refuse a file of another model, or one that was saved under settings which give other tensors."""
+    if state["fingerprint"] != _fingerprint(memory):
+        raise MemoryFileError(f"memory file {name!r} is of another model ({state['fingerprint']}); this one is "
+                              f"{_fingerprint(memory)}.")
+    plan = _plain(memory.arena.plan)
+    differing = [f"{key} {state['plan'].get(key)} (now {value})" for key, value in plan.items()
+                 if state["plan"].get(key) != value and key != "budget_bytes"]
+    if differing:
+        raise MemoryFileError(
+            f"memory file {name!r} was saved with other settings: {', '.join(differing)}. Set memory.budget_mib to "
+            f"{state['plan']['budget_bytes'] / 2**20:g} and memory.*, ladder.* and retrieval.* as they were.")
+
+
+def _plan_as_saved(memory: VideoMemory, state: dict[str, Any]) -> None:
+    """Let an empty memory plan for frames of the saved size, which decides how much room retrieved frames get."""
+    largest = state["memory"]["_largest_frame"]
+    if largest > memory._largest_frame:
+        memory._plan_room(largest)
+        memory._largest_frame = largest
+
+
+def _check_tensors(memory: VideoMemory, file: Any, state: dict[str, Any], name: str) -> None:
+    """Read every tensor once and compare it with its check sum: a damaged file must not be half loaded."""
+    for key, tensor in _tensors(memory):
+        try:
+            found = file.get_tensor(key)
+        except SafetensorError as error:
+            raise MemoryFileError(f"memory file {name!r} is damaged: {error}.") from error
+        if found.shape != tensor.shape or found.dtype != tensor.dtype or _check(found) != state["checks"].get(key):
+            raise MemoryFileError(f"memory file {name!r} is damaged: {key} is not what was written.")
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _check(tensor: Tensor) -> int:
+    return zlib.crc32(_bytes(tensor))
+
+
+# -- moving ---------------------------------------------------------------------------------------------------------
+
+
+def _write(file: Any, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file tensor by tensor, so that no second copy of the memory is made."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for tensor in tensors.values():
+        file.write(_bytes(tensor))
+
+
+def _restore(memory: VideoMemory, file: Any, state: dict[str, Any]) -> None:
+    memory.clear()
+    for name, tensor in _tensors(memory):
+        tensor.copy_(file.get_tensor(name))
+    for target, part in ((memory.arena, "arena"), (memory.clock, "clock"), (memory, "memory")):
+        _set_plain(target, state[part])
+    memory.arena._generation += 1
+    log = memory.log
+    log._records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
+    log._cameras = dict(state["cameras"])
+    log._next = max(log.next_id, state["next_id"])
+
+
+def _set_plain(target: object, values: dict[str, Any]) -> None:
+    """Set those attributes that are there and do not follow from settings, with number keys as numbers again."""
+    for name, value in values.items():
+        if name not in vars(target) or name in _SETTINGS:
+            continue
+        now = vars(target)[name]
+        if isinstance(value, dict) and isinstance(now, dict) and now and all(isinstance(key, int) for key in now):
+            value = {int(key): item for key, item in value.items()}
+        setattr(target, name, value)
