@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ros_kvstream.answering import Answerer, AnswerLimits
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionError
 from ros_kvstream.memory.archive_records import ArchiveStatus
-from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
+from ros_kvstream.memory.arena import NO_FRAME, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
 from ros_kvstream.memory.frame_log import FrameLog, FrameRecord
+from ros_kvstream.memory.kept_patches import kept_patches
+from ros_kvstream.memory.ladder import make_arena
+from ros_kvstream.memory.ladder_plan import LadderPlan, plan_ladder
 from ros_kvstream.memory.positions import PositionClock
 from ros_kvstream.memory.selection import make_policy
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
+from ros_kvstream.persistence import SavedMemory, load_memory, save_memory
 from ros_kvstream.records import Answer, MemoryStats, Observation
 from ros_kvstream.retrieval.context import ContextBuilder
 from ros_kvstream.retrieval.recall import Recall
 from ros_kvstream.settings import StreamSettings
+from ros_kvstream.vision.thinning import FrameThinner
 
 MAX_FRAME_SIDE = 16384
 """Longest side of a frame in pixels; larger ones are taken for a mistake."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A frame of the block that has not been prefilled yet."""
+
+    frame: Frame
+    frame_id: int
+    kept: torch.Tensor | None
+    """Patches to prefill, bool [rows * columns]; None for all."""
 
 
 class VideoMemory:
@@ -49,25 +67,30 @@ class VideoMemory:
         self._reserve = self._text_room + (self.recall.room(0) if self.recall else 0)
         self._largest_frame = 1
         self.log = FrameLog(self.recall.first_frame_id if self.recall else 0)
-        self.arena = Arena(self._plan(memory.budget_mib, 1), self.model.rotary, self.model.device)
+        plan = self._plan(memory.budget_mib, 1)
+        self.arena = make_arena(plan, self.model.rotary, self.model.device, self.settings.ladder.order)
+        self.thinner = FrameThinner(self.settings.gate, self.settings.saliency)
         self._budget_mib = memory.budget_mib
         self._counters = {"seen": 0, "kept": 0, "gated": 0, "questions": 0}
         self._start()
 
     def _plan(self, budget_mib: float, frame_tokens: int) -> BudgetPlan:
-        return plan_budget(
-            self.model.shape,
-            int(budget_mib * MIB),
-            pinned=len(self.model.prefix_ids),
-            reserve=self._reserve,
-            frame_tokens=frame_tokens * self.settings.memory.block_frames,
-        )
+        budget, room = int(budget_mib * MIB), {
+            "pinned": len(self.model.prefix_ids),
+            "reserve": self._reserve,
+            "frame_tokens": frame_tokens * self.settings.memory.block_frames,
+        }
+        if self.settings.ladder.mode == "on":
+            return plan_ladder(self.model.shape, budget, self.settings.ladder, **room)
+        return plan_budget(self.model.shape, budget, **room)
 
     def _start(self) -> None:
         """An empty stream: positions from the prompt's end, the prompt prefilled and pinned."""
         start, rate = len(self.model.prefix_ids), self.model.tokens_per_second
         self.clock = PositionClock(start, rate, self._limit, room=self._text_room)
-        self._block: list[tuple[Frame, FrameRecord]] = []
+        self._block: list[_Waiting] = []
+        self._newest_of: dict[str, int] = {}
+        self.thinner.reset()
         self._largest_side = 1
         self.arena.clear()
         ids = self.model.prefix_ids
@@ -85,13 +108,39 @@ class VideoMemory:
         self._check_frame(frame, stamp)
         rows, columns = self.model.grid(frame.shape[0], frame.shape[1])
         self._check_room(rows * columns, frame)
+        redundant = self._gate(frame, stamp, camera)
+        if redundant is not None:
+            return redundant
+        kept = self._salient(frame, stamp, camera, (rows, columns))
+        tokens = rows * columns if kept is None else int(kept.sum())
         self._counters["seen"] += 1
-        record = self.log.add(stamp, camera, rows * columns)
-        self._block.append((frame, record))
+        record = self.log.add(stamp, camera, tokens)
+        self._newest_of[camera] = record.frame_id
+        self._block.append(_Waiting(frame, record.frame_id, kept))
         timings = (0.0, 0.0, 0.0)
         if len(self._block) >= self.settings.memory.block_frames:
             timings = self._flush()
-        return Observation(record.frame_id, True, rows * columns, *timings)
+        return Observation(record.frame_id, True, tokens, *timings)
+
+    def _gate(self, frame: Frame, stamp: float, camera: str) -> Observation | None:
+        """Fold a redundant frame into the newest kept one of its camera; None where it is to be computed."""
+        newest = self._newest_of.get(camera, NO_FRAME)
+        if newest not in self.log:
+            self.thinner.forget(camera)  # what it would be folded into has been evicted
+        if self.thinner.decide(frame, stamp, camera).kept:
+            return None
+        self._counters["seen"] += 1
+        self._counters["gated"] += 1
+        self.log.extend(newest, stamp)
+        if self.recall is not None:
+            self.recall.extend(newest, stamp)
+        return Observation(newest, False, 0)
+
+    def _salient(self, frame: Frame, stamp: float, camera: str, grid: tuple[int, int]) -> torch.Tensor | None:
+        """Patches of a kept frame that are prefilled, bool [rows * columns]; None for all of them."""
+        side = self.model.patch_side
+        kept = self.thinner.patches(frame, stamp, camera, grid, (grid[0] * side, grid[1] * side))
+        return None if kept is None else torch.from_numpy(kept)
 
     @staticmethod
     def _check_frame(frame: Frame, stamp: float) -> None:
@@ -128,7 +177,15 @@ class VideoMemory:
             self.arena.resize(plan)
             self.recall.prepare(tokens)
             self.log = FrameLog(self.recall.first_frame_id)
-        self._plan(self._budget_mib, tokens)
+        plan = self._plan(self._budget_mib, tokens)
+        if isinstance(plan, LadderPlan):  # a larger block needs a larger full-precision part
+            self._move_to(plan)
+
+    def _move_to(self, plan: BudgetPlan) -> None:
+        """Give the arena another plan, with a compaction where what it holds does not fit."""
+        if self.arena.frame_slots_used > plan.frame_slots:
+            self._compact(plan.frame_slots)
+        self.arena.resize(plan)
 
     def _flush(self) -> tuple[float, float, float]:
         """Prefill the waiting block; returns milliseconds of vision tower, prefill and compaction.
@@ -137,20 +194,23 @@ class VideoMemory:
         """
         if not self._block:
             return 0.0, 0.0, 0.0
+        frames, records = [waiting.frame for waiting in self._block], [self.log[w.frame_id] for w in self._block]
         try:
             started = time.perf_counter()
-            encoded = self.model.encode_frames([frame for frame, _ in self._block])
+            encoded = [
+                _thinned(tokens, waiting.kept)
+                for tokens, waiting in zip(self.model.encode_frames(frames), self._block, strict=True)
+            ]
             seen = time.perf_counter()
             self._make_room(sum(len(tokens.embeddings) for tokens in encoded))
             ready = time.perf_counter()
-            self._prefill(encoded, [record for _, record in self._block])
+            self._prefill(encoded, records)
             done = time.perf_counter()
             if self.recall is not None:
-                self.recall.remember(self.arena, [frame for frame, _ in self._block], encoded,
-                                     [record for _, record in self._block])  # fmt: skip
+                self.recall.remember(self.arena, frames, encoded, records)
         except BaseException:
             self._counters["seen"] -= len(self._block)
-            self.log.forget(record.frame_id for _, record in self._block)
+            self.log.forget(record.frame_id for record in records)
             raise
         else:
             self._counters["kept"] += len(self._block)
@@ -163,7 +223,8 @@ class VideoMemory:
         positions, frames, cameras = [], [], []
         for tokens, record, t in zip(encoded, records, times.tolist(), strict=True):
             self._largest_side = max(self._largest_side, tokens.rows, tokens.columns)
-            positions.append(self.model.frame_positions(t, tokens.rows, tokens.columns))
+            places = self.model.frame_positions(t, tokens.rows, tokens.columns)
+            positions.append(places if tokens.kept is None else places[tokens.kept])
             count = len(tokens.embeddings)
             frames.append(torch.full((count,), record.frame_id, dtype=torch.int32))
             cameras.append(torch.full((count,), self.log.camera_id(record.camera), dtype=torch.int16))
@@ -205,18 +266,18 @@ class VideoMemory:
         self.arena.commit()
 
     def _make_room(self, tokens: int) -> None:
-        """Compact where the next tokens would not fit."""
-        if self.arena.frame_slots_free < tokens:
-            plan = self.arena.plan
-            keep = min(int(plan.frame_slots * self.settings.memory.keep_ratio), plan.frame_slots - tokens)
-            self.policy.check(self.arena.frame_slots_used, tokens, keep)
+        """Compact where the next tokens would pass the high-water mark."""
+        memory, slots, used = self.settings.memory, self.arena.plan.frame_slots, self.arena.frame_slots_used
+        keep = min(int(slots * memory.keep_ratio), slots - tokens)
+        if used + tokens > int(slots * memory.high_water) and used > keep:
+            self.policy.check(used, tokens, keep)
             self._compact(keep)
+        self.arena.settle(tokens)
 
     def _compact(self, keep: int) -> None:
-        """Select for every layer first (may fail, changes nothing), then move (cannot fail half way)."""
-        kept = [self.policy.select(self.arena.frame_slots(i), keep) for i in range(self.model.shape.layers)]
-        self.arena.keep(kept)
-        waiting = [record.frame_id for _, record in self._block]
+        """Let the policy choose for every layer (may fail, changes nothing), then move (cannot fail half way)."""
+        self.arena.compact(self.policy, keep)
+        waiting = [waiting.frame_id for waiting in self._block]
         self.log.retain([*self.arena.frames_kept(), *waiting])
 
     # -- questions ------------------------------------------------------------------------------------------------
@@ -245,8 +306,7 @@ class VideoMemory:
         started = time.perf_counter()
         self._flush()
         flush_ms = 1e3 * (time.perf_counter() - started)
-        newest = self.log.newest()
-        if newest is None:
+        if self.log.newest() is None:
             raise QuestionError("there is no frame yet: wait until the camera has been seen")
         builder = None
         if self.recall is not None:
@@ -255,7 +315,7 @@ class VideoMemory:
         start = self.model.text_start(self.clock.newest, self._largest_side)
         text, evidence, latency, reason = answerer.answer(question, ids, start, limits, flush_ms, should_stop, on_token)
         self._counters["questions"] += 1
-        return Answer(question, text, evidence, latency, self.stats(), newest.stamp, reason)
+        return Answer(question, text, evidence, latency, self.stats(), self.log.newest_stamp(), reason)
 
     def _question_ids(self, question: str) -> list[int]:
         if not question or not question.strip():
@@ -280,7 +340,6 @@ class VideoMemory:
         """The memory's figures now."""
         kept = self.arena.frames_kept()
         records = [self.log[frame] for frame in kept if frame in self.log]
-        newest = self.log.newest()
         archive = self.recall.status() if self.recall else ArchiveStatus("ok")
         return MemoryStats(
             budget_bytes=int(self._budget_mib * MIB),
@@ -294,13 +353,14 @@ class VideoMemory:
             frames_gated=self._counters["gated"],
             frames_remembered=len(kept),
             oldest_stamp=min((record.stamp for record in records), default=0.0),
-            newest_stamp=newest.stamp if newest else 0.0,
+            newest_stamp=self.log.newest_stamp(),
             compactions=self.arena.compactions,
             rebases=self.clock.rebases,
             questions=self._counters["questions"],
             archive_budget_bytes=archive.budget_bytes,
             archive_bytes=archive.used_bytes,
             archive_frames=archive.frames,
+            device_bytes=torch.cuda.memory_reserved(self.model.device) if self.model.device.type == "cuda" else 0,
         )
 
     def check_budget(self, budget_mib: float) -> None:
@@ -314,9 +374,7 @@ class VideoMemory:
         """
         plan = self._plan(budget_mib, self._largest_frame)
         self._flush()
-        if self.arena.frame_slots_used > plan.frame_slots:
-            self._compact(plan.frame_slots)
-        self.arena.resize(plan)
+        self._move_to(plan)
         self._budget_mib = budget_mib
 
     def clear(self) -> None:
@@ -325,6 +383,18 @@ class VideoMemory:
         if self.recall is not None:
             self.recall.clear()
         self._start()
+
+    def kept_patches(self, frame_ids: Iterable[int]) -> dict[int, NDArray[np.float32]]:
+        """Share of layers and KV heads that keep each patch, float32 [rows, columns], of remembered frames."""
+        return kept_patches(self.arena, frame_ids, len(self.model.prefix_ids))
+
+    def save(self, path: Path) -> SavedMemory:
+        """Write the whole memory to a file, atomically; raises MemoryFileError (see persistence.py)."""
+        return save_memory(self, path)
+
+    def load(self, path: Path) -> SavedMemory:
+        """Replace the memory by a saved one; raises MemoryFileError, and the memory is unchanged then."""
+        return load_memory(self, path)
 
     def close(self) -> None:
         """Forget everything; the object is of no use afterwards."""
@@ -337,3 +407,10 @@ class VideoMemory:
     def idle(self) -> bool:
         """Do a little of what can wait (pictures for the external expert); False when nothing waits."""
         return self.recall.idle() if self.recall is not None else False
+
+
+def _thinned(tokens: FrameTokens, kept: torch.Tensor | None) -> FrameTokens:
+    """The tokens of the kept patches alone."""
+    if kept is None:
+        return tokens
+    return FrameTokens(tokens.embeddings[kept.to(tokens.embeddings.device)], tokens.rows, tokens.columns, kept)

@@ -9,7 +9,7 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 from ros_kvstream.answering import Answerer
 from ros_kvstream.errors import BudgetError, FrameError, QuestionCancelled, QuestionError
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
-from ros_kvstream.settings import POLICIES, MemorySettings, StreamSettings
+from ros_kvstream.settings import POLICIES, GateSettings, MemorySettings, StreamSettings
 from ros_kvstream.stream import VideoMemory
 
 QUESTION = "where is the cone ?"
@@ -24,7 +24,8 @@ def memory_of(model: Qwen25VL | None = None, **options: object) -> VideoMemory:
         "max_answer_tokens": 8,
     }
     settings = MemorySettings(**{**values, **options})  # type: ignore[arg-type]
-    return VideoMemory(StreamSettings(memory=settings), model or cheap_vision(qwen2_5_vl(layers=2, limit=2048)))
+    every_frame = StreamSettings(memory=settings, gate=GateSettings(mode="off"))
+    return VideoMemory(every_frame, model or cheap_vision(qwen2_5_vl(layers=2, limit=2048)))
 
 
 def frame(seed: int, height: int = 56, width: int = 56) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import BudgetPlan
-from ros_kvstream.memory.compaction import fill_holes, kept_mask
+from ros_kvstream.memory.compaction import fill_holes
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 
@@ -37,6 +37,8 @@ class _Layer:
     """[kv_heads, slots, head_dim]."""
     norms: Tensor
     """L2 norms of the values, float32 [kv_heads, slots]."""
+    key_norms: Tensor
+    """L2 norms of the keys, float32 [kv_heads, slots]."""
     positions: Tensor
     """(t, h, w), int32 [kv_heads, slots, 3]."""
     frames: Tensor
@@ -46,20 +48,28 @@ class _Layer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.keys, self.values, self.norms, self.positions, self.frames, self.cameras)
+        return (self.keys, self.values, self.norms, self.key_norms, self.positions, self.frames, self.cameras)
 
     @classmethod
     def allocate(cls, plan: BudgetPlan, device: torch.device) -> _Layer:
-        heads, slots, dim = plan.shape.kv_heads, plan.slots, plan.shape.head_dim
-        plane = (heads, slots, dim)
+        plane = (plan.shape.kv_heads, plan.slots, plan.shape.head_dim)
         return cls(
             keys=torch.zeros(plane, dtype=plan.shape.dtype, device=device),
             values=torch.zeros(plane, dtype=plan.shape.dtype, device=device),
-            norms=torch.zeros((heads, slots), dtype=torch.float32, device=device),
-            positions=torch.zeros((heads, slots, 3), dtype=torch.int32, device=device),
-            frames=torch.full((heads, slots), NO_FRAME, dtype=torch.int32, device=device),
-            cameras=torch.zeros((heads, slots), dtype=torch.int16, device=device),
+            **cls.table(plan, device),
         )
+
+    @staticmethod
+    def table(plan: BudgetPlan, device: torch.device) -> dict[str, Tensor]:
+        """An empty slot table by field name."""
+        rows = (plan.shape.kv_heads, plan.slots)
+        return {
+            "norms": torch.zeros(rows, dtype=torch.float32, device=device),
+            "key_norms": torch.zeros(rows, dtype=torch.float32, device=device),
+            "positions": torch.zeros((*rows, 3), dtype=torch.int32, device=device),
+            "frames": torch.full(rows, NO_FRAME, dtype=torch.int32, device=device),
+            "cameras": torch.zeros(rows, dtype=torch.int16, device=device),
+        }
 
 
 @dataclass(frozen=True)
@@ -94,10 +104,11 @@ class Arena:
         self._generation = 0
         self._pending: Chunk | None = None
         self._pending_frames = False
+        self._common_table: object | None = object()
         self._layers: list[_Layer] = []
         self._scratch = torch.empty(0)
         try:
-            self._layers = [_Layer.allocate(plan, self.device) for _ in range(plan.shape.layers)]
+            self._layers = [self._allocate_layer(plan) for _ in range(plan.shape.layers)]
             self._scratch = self._allocate_scratch(plan)
         except (RuntimeError, MemoryError) as error:
             self._layers = []
@@ -105,6 +116,9 @@ class Arena:
                 f"memory.budget_mib = {plan.budget_bytes / 2**20:g}: {plan.allocated_bytes} bytes could not be "
                 f"allocated on {self.device} ({error}). Lower memory.budget_mib or free memory there."
             ) from error
+
+    def _allocate_layer(self, plan: BudgetPlan) -> _Layer:
+        return _Layer.allocate(plan, self.device)
 
     def _allocate_scratch(self, plan: BudgetPlan) -> Tensor:
         shape = (plan.shape.kv_heads, plan.frame_slots, plan.shape.head_dim)
@@ -140,8 +154,12 @@ class Arena:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the slots in use, views [kv_heads, used, head_dim]."""
+        return self._planes(index, self.used)
+
+    def _planes(self, index: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer's first ``stop`` slots, [kv_heads, stop, head_dim]."""
         layer = self._layers[index]
-        return layer.keys[:, : self.used], layer.values[:, : self.used]
+        return layer.keys[:, :stop], layer.values[:, :stop]
 
     def frame_slots(self, index: int) -> LayerSlots:
         """The frame slots of one layer as the policies see them (views, no copy).
@@ -149,6 +167,7 @@ class Arena:
         Un-rotated keys are made in the arena's one scratch: they are valid until the next layer's are asked for.
         """
         layer, frames = self._layers[index], slice(self.pinned, self.frames_end)
+        keys, values = self._planes(index, self.frames_end)
 
         def into_scratch(keys: Tensor, positions: Tensor) -> Tensor:
             return self.rotary.unrotate(keys, positions, out=self._scratch[:, : keys.shape[1]])
@@ -156,14 +175,16 @@ class Arena:
         return LayerSlots(
             layer=index,
             layers=self.plan.shape.layers,
-            keys=layer.keys[:, frames],
-            values=layer.values[:, frames],
+            keys=keys[:, frames],
+            values=values[:, frames],
             value_norms=layer.norms[:, frames],
             positions=layer.positions[:, frames],
             frames=layer.frames[:, frames],
             cameras=layer.cameras[:, frames],
             unrotate=into_scratch,
             rotary=self.rotary,
+            key_norms=layer.key_norms[:, frames],
+            table=self._common_table,
         )
 
     def frames_kept(self) -> dict[int, float]:
@@ -205,14 +226,22 @@ class Arena:
         chunk = self._pending
         if chunk is None or keys.shape[1] != chunk.frames.shape[0]:
             raise CapacityError("write without a matching begin: the chunk's slots have not been reserved")
+        if self._common_table is not None:
+            self._common_table = object()
         layer, rows = self._layers[index], slice(self.used, self.used + keys.shape[1])
-        layer.keys[:, rows] = keys
-        layer.values[:, rows] = values
+        self._place(layer, rows.start, keys, values)
         layer.norms[:, rows] = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
+        layer.key_norms[:, rows] = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32)
         layer.positions[:, rows] = chunk.positions
         layer.frames[:, rows] = chunk.frames
         layer.cameras[:, rows] = chunk.cameras
-        return layer.keys[:, : rows.stop], layer.values[:, : rows.stop]
+        return self._planes(index, rows.stop)
+
+    def _place(self, layer: _Layer, start: int, keys: Tensor, values: Tensor) -> None:
+        """Write a chunk's keys and values into the planes, from slot ``start`` on."""
+        rows = slice(start, start + keys.shape[1])
+        layer.keys[:, rows] = keys
+        layer.values[:, rows] = values
 
     def commit(self) -> None:
         """Make the written chunk part of the memory."""
@@ -240,6 +269,7 @@ class Arena:
         self.used = self.pinned = self.frames_end = self.peak = self.compactions = 0
         self._generation += 1
         self._pending = None
+        self._common_table = object()
 
     # -- roll back ------------------------------------------------------------------------------------------------
 
@@ -270,9 +300,13 @@ class Arena:
         for layer, indices in zip(self._layers, kept, strict=True):
             region = [tensor[:, self.pinned : self.frames_end] for tensor in layer.tensors]
             fill_holes(region, indices)
+        self._common_table = None
         self.used = self.frames_end = self.pinned + keep
         self.compactions += 1
         self._generation += 1
+
+    def settle(self, tokens: int) -> None:
+        """Prepare for an append of ``tokens`` that fits into the free frame slots; nothing to do in a plain arena."""
 
     def compact(self, policy: SelectionPolicy, keep: int) -> None:
         """Let the policy choose ``keep`` frame slots per KV head in every layer, then keep those in place.
@@ -282,8 +316,7 @@ class Arena:
         """
         masks = []
         for index in range(len(self._layers)):
-            view = self.frame_slots(index)
-            masks.append(kept_mask(policy.select(view, keep), view.slots))
+            masks.append(policy.select_mask(self.frame_slots(index), keep))
         self.keep(masks)
 
     def replace_positions(self, new_t: Callable[[Tensor], Tensor]) -> None:
@@ -299,6 +332,8 @@ class Arena:
             new[..., 0] = new_t(old[..., 0])
             layer.keys[:, rows] = self.rotary.rotate(raw, new, out=raw)
             layer.positions[:, rows] = new
+        if self._common_table is not None:
+            self._common_table = object()
         self._generation += 1
 
     def resize(self, plan: BudgetPlan) -> None:
@@ -311,7 +346,7 @@ class Arena:
             raise CapacityError(f"{self.frame_slots_used} frame slots in use do not fit into {plan.frame_slots}")
         self._scratch = torch.empty(0)
         for layer in self._layers:
-            for name in ("keys", "values", "norms", "positions", "frames", "cameras"):
+            for name in ("keys", "values", "norms", "key_norms", "positions", "frames", "cameras"):
                 old: Tensor = getattr(layer, name)
                 new = old.new_zeros((old.shape[0], plan.slots, *old.shape[2:]))
                 new[:, : self.used] = old[:, : self.used]

@@ -75,6 +75,13 @@ class FrameLog:
         """The last frame added, if it is still known."""
         return next(reversed(self._records.values()), None)
 
+    def newest_stamp(self) -> float:
+        """Stamp of the last frame seen since the clock jumped, redundant ones included, seconds; 0 when empty."""
+        newest = self.newest()
+        if newest is None:
+            return 0.0
+        return max(record.stamp_end for record in self._records.values() if record.segment == newest.segment)
+
     def retain(self, frame_ids: Iterable[int]) -> None:
         """Forget all frames but these."""
         wanted = set(frame_ids)

@@ -321,6 +321,13 @@ class LadderArena(Arena):
         return {4: int4, 8: int8}
 
 
+def make_arena(plan: BudgetPlan, rotary: Rotary, device: torch.device | str = "cpu", order: str = "policy") -> Arena:
+    """The arena that a plan is for; ``order`` as in LadderSettings."""
+    if isinstance(plan, LadderPlan):
+        return LadderArena(plan, rotary, device, order)
+    return Arena(plan, rotary, device)
+
+
 def _resized(old: Tensor, slots: int) -> Tensor:
     new = old.new_zeros((old.shape[0], slots, *old.shape[2:]))
     rows = min(slots, old.shape[1])

@@ -25,9 +25,11 @@ class FrameTokens:
     """One frame after the vision tower."""
 
     embeddings: Tensor
-    """[rows * columns, hidden], raster order."""
+    """[rows * columns, hidden], raster order; of a thinned frame only those of the kept patches."""
     rows: int
     columns: int
+    kept: Tensor | None = None
+    """bool [rows * columns], True for the patches that are prefilled; None for all of them."""
 
 
 class VideoLanguageModel(ABC):
@@ -46,6 +48,8 @@ class VideoLanguageModel(ABC):
     """Temporal positions per second of stream time."""
     position_limit: int
     """First position outside the trained range."""
+    patch_side: int = 28
+    """Side in pixels of the resized picture's square that one visual token stands for."""
     prefix_ids: tuple[int, ...]
     """Tokens before the frames: system prompt, opening of the user's turn, start of vision."""
     eos_ids: frozenset[int]

@@ -70,6 +70,7 @@ class Qwen25VL(VideoLanguageModel):
         self.tokens_per_second = float(config.vision_config.tokens_per_second)
         self.position_limit = text.max_position_embeddings
         self._merge = config.vision_config.spatial_merge_size
+        self.patch_side = config.vision_config.patch_size * self._merge
         embedding = model.model.language_model.rotary_emb
         self.rotary = Rotary(
             inverse_frequencies=embedding.inv_freq.float().to(self.device),

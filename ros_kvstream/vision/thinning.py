@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ros_kvstream.settings import GateSettings, SaliencySettings
 from ros_kvstream.vision.frame_gate import FrameGate, GateDecision
-from ros_kvstream.vision.saliency import salient_patches, saliency_map
+from ros_kvstream.vision.saliency import saliency_map, salient_patches
 
 
 class FrameThinner:
