@@ -1,0 +1,130 @@
+"""Messages of a damaged or unindexed recording: whatever its files still hold, and a word on what they do not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Note = Callable[[str], None]
+"""Takes a sentence about what could not be read."""
+SUFFIXES = (".mcap", ".db3")
+"""Files of a recording that are read."""
+_FURTHEST_SKIP = 1 << 20
+"""Rows of a damaged database that are passed over in search of readable ones."""
+
+
+class RawMessage(NamedTuple):
+    """One message as it lies in the file."""
+
+    topic: str
+    type: str
+    received: int
+    """Nanoseconds at which the recorder received it."""
+    data: bytes
+
+
+def salvage(path: Path, note: Note) -> Iterator[RawMessage]:
+    """Messages of one file (.mcap or .db3) or of all such files in a folder, in the order of the files."""
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    for file in files:
+        yield from (salvage_mcap if file.suffix == ".mcap" else salvage_sqlite3)(file, note)
+
+
+def salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:
+    """Every message of the chunks that are whole, in the order of the file; needs neither index nor footer."""
+    from mcap.records import Channel, Chunk, Message, Schema
+    from mcap.stream_reader import StreamReader, breakup_chunk
+
+    schemas: dict[int, str] = {}
+    channels: dict[int, Channel] = {}
+
+    def messages(records: list[Any]) -> Iterator[RawMessage]:
+        for record in records:
+            if isinstance(record, Schema):
+                schemas[record.id] = record.name
+            elif isinstance(record, Channel):
+                channels[record.id] = record
+            elif isinstance(record, Message) and record.channel_id in channels:
+                channel = channels[record.channel_id]
+                yield RawMessage(channel.topic, schemas.get(channel.schema_id, ""), record.log_time, record.data)
+
+    with file.open("rb") as stream:
+        size, at = file.stat().st_size, 0
+        records = StreamReader(stream, emit_chunks=True, record_size_limit=size).records
+        while True:
+            try:
+                record: Any = next(records)
+            except StopIteration:
+                return
+            except Exception as error:  # noqa: BLE001 - the bytes may be anything
+                note(f"{file.name} breaks off at byte {at} of {size} ({_reason(error)}): the rest is lost")
+                return
+            parts = [record]
+            if isinstance(record, Chunk):
+                try:
+                    parts = breakup_chunk(record, validate_crc=True)
+                except Exception as error:  # noqa: BLE001 - the bytes may be anything
+                    note(f"{file.name}: a damaged chunk before byte {stream.tell()} is left out ({_reason(error)})")
+                    parts = []
+            at = stream.tell()
+            yield from messages(parts)
+
+
+def salvage_sqlite3(file: Path, note: Note) -> Iterator[RawMessage]:
+    """Every message whose row can be read, in the order in which they were written."""
+    with _whole(file, note) as path, closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as rows:
+        yield from _rows(file.name, rows, note)
+
+
+@contextmanager
+def _whole(file: Path, note: Note) -> Iterator[Path]:
+    """The file; where it is shorter than its header says, a copy filled up with zeros: else SQLite reads nothing."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        head = stream.read(100)
+    pages = struct.unpack(">HxxxxxxxxxxI", head[16:32]) if head.startswith(b"SQLite format 3\0") else (0, 0)
+    declared = (pages[0] if pages[0] != 1 else 1 << 16) * pages[1]
+    if size >= declared:
+        yield file
+        return
+    note(f"{file.name} is cut off at byte {size} of {declared}: what lies behind is lost")
+    with tempfile.TemporaryDirectory(prefix="kvstream_") as folder:
+        copy = Path(folder) / file.name
+        shutil.copyfile(file, copy)
+        os.truncate(copy, declared)
+        yield copy
+
+
+def _rows(name: str, database: sqlite3.Connection, note: Note) -> Iterator[RawMessage]:
+    try:
+        topics = {row[0]: row[1:] for row in database.execute("SELECT id, name, type FROM topics")}
+    except sqlite3.DatabaseError as error:
+        note(f"{name}: the list of topics cannot be read ({error}), so nothing of it can be")
+        return
+    last, skip, damaged = 0, 1, False
+    while skip <= _FURTHEST_SKIP:
+        try:
+            found = database.execute(
+                "SELECT id, topic_id, timestamp, data FROM messages WHERE id > ? ORDER BY id", (last,)
+            )
+            for identifier, topic, received, data in found:
+                last, skip = identifier, 1
+                if topic in topics:
+                    yield RawMessage(topics[topic][0], topics[topic][1], received, data)
+            return
+        except sqlite3.DatabaseError as error:
+            if not damaged:
+                note(f"{name} is damaged after row {last} ({error}): rows that cannot be read are left out")
+            damaged = True
+            last, skip = last + skip, 2 * skip
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
