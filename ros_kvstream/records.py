@@ -89,6 +89,8 @@ class MemoryStats:
     """Bytes that the archive uses."""
     archive_frames: int = 0
     """Frames that the archive holds."""
+    device_bytes: int = 0
+    """Memory that the model and the arena hold on the GPU; 0 without one."""
 
 
 @dataclass(frozen=True)
