@@ -112,6 +112,7 @@ def _memory(health: Health) -> DiagnosticStatus:
         "frames remembered": memory.frames_remembered, "compactions": memory.compactions, "rebases": memory.rebases,
         "archive budget bytes": memory.archive_budget_bytes, "archive bytes": memory.archive_bytes,
         "archive frames": memory.archive_frames, "process bytes": health.process_bytes,
+        "GPU bytes": memory.device_bytes,
     }
     if max(memory.allocated_bytes, memory.peak_bytes) > memory.budget_bytes:
         return _status(health, "memory", ERROR, "more than memory.budget_mib is in use", values)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rclpy.clock import Clock, ClockType
@@ -20,6 +21,8 @@ from ros_kvstream.node.compressed_images import compressed_to_rgb
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.heartbeat import Heartbeat
 from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
+from ros_kvstream.node.kept_tokens import KeptTokens
+from ros_kvstream.node.memory_files import memory_file
 from ros_kvstream.node.messages import to_seconds
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion
@@ -44,6 +47,7 @@ class KvStreamNode(LifecycleNode):
         self.parameters = NodeParameters(self, lambda: self._session is None, self._new_budget)
         self._reporter = Reporter(self, self.parameters)
         self._handlers = Services(self, self.parameters, self._reporter)
+        self._kept_tokens = KeptTokens(self)
         self._faults_in_a_row = 0
         self.released = False
         """Whether the worker had ended when the node was destroyed."""
@@ -146,15 +150,31 @@ class KvStreamNode(LifecycleNode):
         worker = Worker(frames, account, lambda message: convert(message, depth), events)
         session = Session(worker, frames, account, settings.memory.policy, self.parameters.cameras())
 
+        restore = self._restore_from()
+
         def make_memory() -> Any:
             from ros_kvstream.stream import VideoMemory  # imports torch: seconds, and only in the worker's thread
 
-            return VideoMemory(settings)
+            memory = VideoMemory(settings)
+            if restore is not None:
+                memory.load(restore)
+            return memory
 
         self._wait(worker.start(make_memory))
         session.model, session.trained, session.check_budget = self._wait(worker.call(
             lambda memory: (memory.model_name, memory.model.trained, memory.check_budget)))
         return session
+
+    def _restore_from(self) -> Path | None:
+        """File that the memory starts from; None when it starts empty."""
+        name = self.parameters.value("memory.restore")
+        if not name:
+            return None
+        path = memory_file(self.parameters.value("memory.directory"), name)
+        if path.exists():
+            return path
+        self.get_logger().info(f"memory.restore: there is no {path.name} yet; the memory starts empty.")
+        return None
 
     def _wait(self, done: Future[Any]) -> Any:
         """Wait for the worker in a transition, in short steps so that a signal ends it."""
@@ -231,9 +251,10 @@ class KvStreamNode(LifecycleNode):
 
     # -- told by the worker, in its thread --------------------------------------------------------------------------
 
-    def _observed(self, frame: QueuedFrame, observation: Observation) -> None:
+    def _observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation, memory: Any) -> None:
         self._faults_in_a_row = 0
         self._reporter.observed(frame, observation)
+        self._kept_tokens.observed(frame, pixels, observation, memory.kept_patches)
 
     def _frame_refused(self, frame: QueuedFrame, error: FrameError) -> None:
         self._reporter.refused(frame.camera, str(error))

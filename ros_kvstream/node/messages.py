@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from builtin_interfaces.msg import Time
@@ -11,6 +12,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream import msg, records
 from ros_kvstream.node.accounting import CameraCount, DropCause
+from ros_kvstream.node.meters import Spread
 from ros_kvstream.node.questions import Question
 
 NANOSECONDS = 1_000_000_000
@@ -44,6 +46,29 @@ class NodeFigures:
     prefill_ms: float = 0.0
     compaction_ms: float = 0.0
     frames_per_second: float = 0.0
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    """By the name of their field in KvStats."""
+    cameras: Sequence[CameraFigures] = ()
+
+
+@dataclass(frozen=True)
+class CameraFigures:
+    """One camera, for KvStats."""
+
+    name: str
+    topic: str
+    silence: float
+    """Seconds since the last image."""
+    frames: CameraCount
+
+
+SPREADS = {
+    "frame_delay_spread_ms": "frame", "vision_spread_ms": "vision", "prefill_spread_ms": "prefill",
+    "compaction_spread_ms": "compaction", "question_queue_spread_ms": "question queue",
+    "retrieval_spread_ms": "retrieval", "first_token_spread_ms": "first token", "answer_spread_ms": "answer",
+    "tokens_per_second_spread": "tokens per second", "executor_lateness_spread_ms": "executor lateness",
+}
+"""Field of KvStats -> series of the meters."""
 
 
 def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -> msg.KvStats:
@@ -61,10 +86,22 @@ def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -
     )
     for name in ("budget_bytes", "allocated_bytes", "used_bytes", "peak_bytes", "slots", "slots_used",
                  "frames_remembered", "compactions", "rebases", "questions", "archive_budget_bytes", "archive_bytes",
-                 "archive_frames"):
+                 "archive_frames", "device_bytes"):
         setattr(message, name, getattr(memory, name))
+    for name, spread in node.spreads.items():
+        setattr(message, name, msg.Spread(count=spread.count, p50=spread.p50, p95=spread.p95, maximum=spread.maximum))
+    message.cameras = [_camera_message(camera) for camera in node.cameras]
     message.header.stamp = stamp
     return message
+
+
+def _camera_message(camera: CameraFigures) -> msg.CameraStats:
+    count = camera.frames
+    return msg.CameraStats(
+        name=camera.name, topic=camera.topic, silence_s=camera.silence, frames_published=count.published,
+        frames_seen=count.seen, frames_kept=count.kept, frames_gated=count.gated,
+        drop_causes=[cause.value for cause in DropCause],
+        drop_counts=[count.dropped[cause.value] for cause in DropCause])
 
 
 def evidence_message(evidence: records.FrameEvidence) -> msg.FrameEvidence:

@@ -207,6 +207,14 @@ INGEST = (
                   "ingest.depth_near.", 0.0, 1e4),
 )
 
+FILES = (
+    ParameterSpec("memory.directory", "", "Folder on the node's machine that ~/save and ~/load use; empty switches "
+                  "both off. Any peer on the network can call them, by plain names inside this folder only."),
+    ParameterSpec("memory.restore", "", "Name of a saved memory in memory.directory that configure loads; the node "
+                  "starts empty when there is no such file, and configure fails when it does not fit. Empty starts "
+                  "empty."),
+)
+
 QUERY = (
     ParameterSpec("query.max_waiting", 3, "Questions that wait or are being answered at most; a further one is told "
                   "'busy' at once.", 1, 64, change=Change.RUNNING),
@@ -240,7 +248,8 @@ NODE = (
 )
 
 PARAMETERS: tuple[ParameterSpec, ...] = (
-    *MODEL, *MEMORY, *GATE, *SALIENCY, *LADDER, *ARCHIVE, *RETRIEVAL, *INGEST, *QUERY, *FAULTS, *DIAGNOSTICS, *NODE,
+    *MODEL, *MEMORY, *GATE, *SALIENCY, *LADDER, *ARCHIVE, *RETRIEVAL, *FILES, *INGEST, *QUERY, *FAULTS,
+    *DIAGNOSTICS, *NODE,
 )
 """All parameters but the cameras' own, which depend on the list ``cameras`` (see parameters.py)."""
 

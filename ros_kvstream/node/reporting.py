@@ -16,7 +16,7 @@ from ros_kvstream.node.accounting import CameraCount, FrameAccount
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
-from ros_kvstream.node.messages import NodeFigures, stats_message, to_seconds
+from ros_kvstream.node.messages import SPREADS, CameraFigures, NodeFigures, stats_message, to_seconds
 from ros_kvstream.node.meters import Meters
 from ros_kvstream.node.parameters import CameraSettings, NodeParameters
 from ros_kvstream.node.worker import Worker
@@ -102,7 +102,10 @@ class Reporter:
             frames=session.account.total(), capacity=session.frames.capacity,
             questions_waiting=len(session.worker.questions), frame_age_ms=self.meters.spread("age").newest,
             vision_ms=self._newest.vision_ms, prefill_ms=self._newest.prefill_ms,
-            compaction_ms=self._newest.compaction_ms, frames_per_second=self.meters.rate("frame"))
+            compaction_ms=self._newest.compaction_ms, frames_per_second=self.meters.rate("frame"),
+            spreads={field: self.meters.spread(series) for field, series in SPREADS.items()},
+            cameras=[CameraFigures(camera.camera.name, camera.topic, camera.silence,
+                                   session.account.camera(camera.camera.name)) for camera in list(session.cameras)])
         return stats_message(stamp, session.worker.stats, figures)
 
     def report(self) -> None:

@@ -1,10 +1,11 @@
-"""~/query, ~/ask and ~/clear: handlers that wait for the worker without blocking the executor."""
+"""~/query, ~/ask, ~/clear, ~/save and ~/load: handlers that wait for the worker without blocking the executor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future as WorkerFuture
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rclpy.action import ActionServer, CancelResponse
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -15,13 +16,17 @@ from std_srvs.srv import Trigger
 from ros_kvstream import msg
 from ros_kvstream.action import Ask
 from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
+from ros_kvstream.node.memory_files import memory_file
 from ros_kvstream.node.messages import answer_message, fill_answer, fill_refusal, question_from
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion, Question
 from ros_kvstream.node.reporting import Reporter
 from ros_kvstream.node.worker import describe
 from ros_kvstream.records import Answer
-from ros_kvstream.srv import Query
+from ros_kvstream.srv import MemoryFile, Query
+
+if TYPE_CHECKING:
+    from ros_kvstream.persistence import SavedMemory
 
 
 class Services:
@@ -38,6 +43,8 @@ class Services:
         self._tokens = node.create_lifecycle_publisher(msg.AnswerToken, "~/answer_tokens", 100)
         node.create_service(Query, "~/query", self._query, callback_group=group)
         node.create_service(Trigger, "~/clear", self._clear, callback_group=group)
+        node.create_service(MemoryFile, "~/save", self._save, callback_group=group)
+        node.create_service(MemoryFile, "~/load", self._load, callback_group=group)
         self._action = ActionServer(node, Ask, "~/ask", self._execute, cancel_callback=self._cancel,
                                     callback_group=group)
 
@@ -119,6 +126,28 @@ class Services:
             response.success, response.message = True, f"{frames} frames forgotten"
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
             self._log_unexpected("clear", error)
+            response.success, response.message = False, describe(error)
+        return response
+
+    async def _save(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
+        """Write the memory to a file."""
+        return await self._move("save", request, response, lambda path: lambda memory: memory.save(path))
+
+    async def _load(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
+        """Replace the memory by a saved one."""
+        return await self._move("load", request, response, lambda path: lambda memory: memory.load(path))
+
+    async def _move(self, what: str, request: MemoryFile.Request, response: MemoryFile.Response,
+                    moving: Callable[[Path], Callable[[Any], SavedMemory]]) -> MemoryFile.Response:
+        try:
+            session = self._reporter.session
+            if session is None:
+                raise KvStreamError(f"the node is {self._reporter.state}: there is no memory to {what}.")
+            path = memory_file(self._parameters.value("memory.directory"), request.name)
+            moved = await finished(self._node, session.worker.call(moving(path)))
+            response.success, response.bytes, response.frames = True, moved.bytes, moved.frames
+        except Exception as error:  # noqa: BLE001 - an exception here would end the executor
+            self._log_unexpected(what, error)
             response.success, response.message = False, describe(error)
         return response
 

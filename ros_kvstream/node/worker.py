@@ -45,8 +45,8 @@ class Memory(Protocol):
 class WorkerEvents:
     """What the worker tells its owner, always from the worker's thread; none of these may block."""
 
-    observed: Callable[[QueuedFrame, Observation], None]
-    """A frame reached the memory."""
+    observed: Callable[[QueuedFrame, NDArray[np.uint8], Observation, Any], None]
+    """A frame, with its pixels, reached the memory, which may be asked here."""
     frame_refused: Callable[[QueuedFrame, FrameError], None]
     """A frame could not be converted, or the memory did not accept it."""
     fault: Callable[[str, BaseException], None]
@@ -213,8 +213,14 @@ class Worker:
             self._events.fault("frame", error)
         else:
             self._account.observed(frame.camera, observation)
-            self._events.observed(frame, observation)
+            self._tell_observed(frame, pixels, observation)
             self._refresh_stats(STATS_PERIOD)
+
+    def _tell_observed(self, frame: QueuedFrame, pixels: NDArray[np.uint8], observation: Observation) -> None:
+        try:
+            self._events.observed(frame, pixels, observation, self._memory)
+        except Exception as error:  # noqa: BLE001 - a picture that cannot be drawn must not end the stream
+            self._events.fault("report of a frame", error)
 
     def _answer(self, pending: PendingQuestion) -> None:
         question = pending.question

@@ -20,7 +20,7 @@ TOPIC = "/camera/image_raw/compressed"
 FRAMES, FIRST, LAST = 1000, 1_700_000_000.0, 1_700_000_049.95
 RATE = 40.0
 """Frames per second at which the bag is replayed: twice its own."""
-BUDGET_MIB = 0.4
+BUDGET_MIB = 0.25
 """So little that the arena is full, and stays full, long before frame 300."""
 
 

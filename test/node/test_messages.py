@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ros_kvstream.node.accounting import CameraCount
 from ros_kvstream.node.messages import (
+    SPREADS,
+    CameraFigures,
     NodeFigures,
     answer_message,
     evidence_message,
@@ -23,11 +25,14 @@ from ros_kvstream.node.messages import (
     to_seconds,
     to_stamp,
 )
+from ros_kvstream.node.meters import Spread
 from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats
 from ros_kvstream.srv import Query
 
 MEMORY = MemoryStats(**{item.name: number + 1 for number, item in enumerate(fields(MemoryStats))})
-FIGURES = NodeFigures("tiny", "tar", 7, CameraCount(5, 4, 3, 1), 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5)
+COUNT = CameraCount(5, 4, 3, 1)
+FIGURES = NodeFigures("tiny", "tar", 7, COUNT, 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5, {"vision_spread_ms": Spread(1, 2.0, 3.0)},
+                      [CameraFigures("rear", "/rear/image", 2.0, COUNT)])
 
 
 @given(st.integers(0, 2**31 - 2), st.integers(0, 999_999_999))
@@ -50,7 +55,14 @@ def test_figures_carry_every_field_of_the_memory() -> None:
             found = to_seconds(found)
         assert found == own.get(item.name, wanted), item.name
     assert message.frames_published == 5 and message.queue_length == 1 and message.header.stamp.sec == 3
+    assert message.vision_spread_ms.p95 == 3.0 and message.cameras[0].name == "rear"
+    assert message.cameras[0].frames_published == 5 and message.cameras[0].silence_s == 2.0
     assert len(message.drop_causes) == len(message.drop_counts) == 6
+
+
+def test_every_spread_of_the_figures_has_its_series() -> None:
+    fields = stats_message(Time(), MEMORY, FIGURES).get_fields_and_field_types()
+    assert {name for name, kind in fields.items() if kind == "ros_kvstream/Spread"} == set(SPREADS)
 
 
 def test_evidence_lists_experts_in_parallel() -> None:

@@ -166,6 +166,53 @@ def test_parameters_describe_themselves(node: RunningNode) -> None:
     assert "'/compressed'" in topic.description
 
 
+def test_a_saved_memory_is_loaded_again_and_restored_by_a_new_configure(node: RunningNode, tmp_path: Path) -> None:
+    go(node, "unconfigured")
+    assert "no memory to save" in node.save("tour").message
+    assert node.set_parameter("memory.directory", str(tmp_path)) == ""
+    assert node.set_parameter("memory.restore", "tour") == ""
+    go(node, "active")
+    assert "there is no tour.safetensors yet" in node.output()
+    camera = node.camera("/image")
+    for stamp in range(5):
+        camera.publish(image(picture(stamp), 10.0 + stamp))
+    node.until_stats(lambda stats: stats.frames_remembered > 0 and stats.queue_length == 0)
+    before = node.ask("what is there ?", max_new_tokens=5)
+    saved = node.save("tour")
+    assert saved.success and saved.bytes == (tmp_path / "tour.safetensors").stat().st_size
+    assert saved.frames == before.memory.frames_remembered
+    assert node.clear().success and not node.ask("what is there ?").success
+    assert node.load("tour").success
+    go(node, "unconfigured")
+    go(node, "active")
+    after = node.ask("what is there ?", max_new_tokens=5)
+    assert (after.answer, after.evidence, after.asked_at) == (before.answer, before.evidence, before.asked_at)
+
+
+def test_a_file_that_cannot_be_loaded_is_refused_with_the_reason(node: RunningNode, tmp_path: Path) -> None:
+    go(node, "unconfigured")
+    assert node.set_parameter("memory.restore", "") == ""
+    assert node.set_parameter("memory.directory", str(tmp_path)) == ""
+    go(node, "active")
+    (tmp_path / "torn.safetensors").write_bytes(b"half")
+    (tmp_path / "link.safetensors").symlink_to("/etc/hostname")
+    for name, reason in (("torn", "damaged"), ("none", "does not exist"), ("../torn", "must be letters"),
+                         ("/etc/passwd", "must be letters"), ("link", "leads out of memory.directory"),
+                         ("", "letters")):
+        response = node.load(name)
+        assert not response.success and reason in response.message, name
+    assert "leads out" in node.save("link").message
+    assert node.lifecycle_state() == "active"
+    go(node, "unconfigured")
+    assert node.set_parameter("memory.restore", "torn") == ""
+    assert not node.change(CONFIGURE)
+    node.until_status("state", lambda status: status.level == DiagnosticStatus.ERROR and "damaged" in status.message)
+    assert node.set_parameter("memory.restore", "") == ""
+    assert node.set_parameter("memory.directory", "") == ""
+    go(node, "active")
+    assert "memory.directory is not set" in node.save("tour").message
+
+
 def test_cameras_are_added_and_removed_by_a_new_configure(node: RunningNode) -> None:
     go(node, "unconfigured")
     assert node.set_parameter("cameras", ["front", "rear"]) == ""

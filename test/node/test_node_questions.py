@@ -229,6 +229,18 @@ def test_a_frame_without_a_stamp_gets_the_time_of_its_arrival(node: RunningNode,
     node.until_stats(lambda stats: abs(to_seconds(stats.newest_stamp) - now) < 60.0)
 
 
+def test_what_is_kept_is_drawn_while_somebody_looks(node: RunningNode, camera) -> None:
+    seen: list[Image] = []
+    looking = node.client.create_subscription(Image, "/kvstream/kept_tokens", seen.append, 1)
+    while not any(drawn.height > 480 for drawn in seen):  # a square frame, and moments below it
+        newest = publish(node, camera, 3)
+        assert newest < 1e6
+    drawn = seen[-1]
+    assert (drawn.encoding, drawn.width, drawn.step) == ("rgb8", 480, 1440)
+    assert to_seconds(drawn.header.stamp) <= newest + 1e-6
+    node.client.destroy_subscription(looking)
+
+
 def test_clear_forgets_every_frame_and_the_node_goes_on(node: RunningNode, camera) -> None:
     publish(node, camera, 2)
     cleared = node.clear()

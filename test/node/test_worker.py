@@ -56,7 +56,7 @@ class Setup:
         self.frames = FrameQueue(64, self.account)
         self.model = qwen2_5_vl()
         events = WorkerEvents(
-            observed=lambda frame, _: self.told.note(f"frame {frame.stamp:g}"),
+            observed=lambda frame, *_: self.told.note(f"frame {frame.stamp:g}"),
             frame_refused=lambda frame, error: self.told.note(f"refused {error}"),
             fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
             token=lambda pending, _, index: self.told.note(f"token {pending.question.text}"))

@@ -31,7 +31,7 @@ from std_srvs.srv import Trigger
 from ros_kvstream import msg
 from ros_kvstream.action import Ask
 from ros_kvstream.node.messages import to_stamp
-from ros_kvstream.srv import Query
+from ros_kvstream.srv import MemoryFile, Query
 
 Found = TypeVar("Found")
 PATIENCE = 60.0
@@ -169,6 +169,14 @@ class RunningNode:
     def clear(self) -> Trigger.Response:
         """Call ~/clear."""
         return self.call(Trigger, "/kvstream/clear", Trigger.Request())
+
+    def save(self, name: str) -> MemoryFile.Response:
+        """Call ~/save."""
+        return self.call(MemoryFile, "/kvstream/save", MemoryFile.Request(name=name))
+
+    def load(self, name: str) -> MemoryFile.Response:
+        """Call ~/load."""
+        return self.call(MemoryFile, "/kvstream/load", MemoryFile.Request(name=name))
 
     def change(self, transition: int) -> bool:
         """Ask for a lifecycle transition; returns whether it succeeded."""
