@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.rows import flat_rows, move_rows
+from ros_kvstream.memory.rows import flat_rows, move_rows, rows_where
 
 
 def kept_mask(kept: Tensor, slots: int) -> Tensor:
@@ -36,18 +36,16 @@ def fill_holes(planes: Sequence[Tensor], kept: Tensor) -> None:
             raise ValueError(f"a plane has shape {tuple(plane.shape)}; its first axes must be {(heads, slots)}")
     mask = kept if kept.dtype == torch.bool else kept_mask(kept, slots)
     keep = int(mask[0].sum()) if kept.dtype == torch.bool else kept.shape[1]
-    source_head, source = mask[:, keep:].nonzero(as_tuple=True)
-    hole_head, hole = mask[:, :keep].logical_not().nonzero(as_tuple=True)
-    if source.numel() != hole.numel():
-        raise ValueError("every KV head must keep the same number of distinct slots")
-    if source.numel() == 0:
-        return
-    source += keep
-    last, sources, holes = -1, source, hole
+    per_head, sources, holes = -1, mask, mask
+    is_hole = mask[:, :keep].logical_not()
     for plane in planes:
-        rows, per_head = flat_rows(plane)
+        rows, stride = flat_rows(plane)
         if rows.data_ptr() != plane.data_ptr():
             raise ValueError(f"a plane with strides {plane.stride()} cannot be compacted in place")
-        if per_head != last:
-            last, sources, holes = per_head, source_head * per_head + source, hole_head * per_head + hole
-        move_rows(rows, sources, holes)
+        if stride != per_head:
+            per_head = stride
+            sources, holes = rows_where(mask[:, keep:], stride, keep), rows_where(is_hole, stride)
+            if sources.numel() != holes.numel():
+                raise ValueError("every KV head must keep the same number of distinct slots")
+        if sources.numel():
+            move_rows(rows, sources, holes)

@@ -56,35 +56,34 @@ class Rotary:
             out[..., rows, :half] = turned
         return out
 
-    def time_angles(self, times: Tensor) -> Tensor:
-        """Cosines and sines of the pairs that turn with t, for ``turn_back_in_time``.
+    def time_angles(self, times: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines for ``turn_back_in_time``, float32 [n, pairs] each, per run of pairs that turn with t.
 
-        :param times: int [n]; :returns: float32 [n, 2 * pairs], all cosines first.
+        :param times: int [n].
         """
-        angles = times.float()[:, None] * torch.cat([frequencies for _, _, frequencies in self._time_parts])
-        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+        angles = [times.float()[:, None] * frequencies for _, _, frequencies in self._time_parts]
+        return [(part.cos(), part.sin()) for part in angles]
 
-    def turn_back_in_time(self, keys: Tensor, angles: Tensor) -> None:
+    def time_halves(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The dimensions [..., pairs] of keys [..., head_dim] that turn with t, as views: first and second halves."""
+        return [(keys[..., first], keys[..., second]) for first, second, _ in self._time_parts]
+
+    @staticmethod
+    def turn_back_in_time(halves: list[tuple[Tensor, Tensor]], angles: list[tuple[Tensor, Tensor]]) -> None:
         """Turn keys back by t alone, in place.
 
         Keys at the same (h, w) are turned alike by h and w: the cosine between two of them then is that of the raw
-        keys. :param keys: float32 [..., head_dim]; :param angles: from ``time_angles``, broadcast [..., 2 * pairs].
+        keys. :param halves: from ``time_halves``, float32; :param angles: from ``time_angles``, broadcast.
         """
-        cosines, sines = angles.chunk(2, dim=-1)
-        start = 0
-        for first_half, second_half, frequencies in self._time_parts:
-            part = slice(start, start + frequencies.numel())
-            start = part.stop
-            cos, sin = cosines[..., part], sines[..., part]
-            first, second = keys[..., first_half], keys[..., second_half]
-            turned = (first * cos).addcmul_(second, sin)
+        for (first, second), (cos, sin) in zip(halves, angles, strict=True):
+            turned = torch.mul(first, cos).addcmul_(second, sin)
             second.mul_(cos).addcmul_(first, sin, value=-1)
             first.copy_(turned)
 
     @cached_property
     def _time_parts(self) -> list[tuple[slice, slice, Tensor]]:
         """The dimensions that turn with t as few slices: (first halves, second halves, radians per step)."""
-        return list(self._find_time_parts()) or [(slice(0, 0), slice(0, 0), self.inverse_frequencies[:0])]
+        return list(self._find_time_parts())
 
     def _find_time_parts(self) -> Iterator[tuple[slice, slice, Tensor]]:
         half = self.axes.numel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,20 @@ def flat_rows(plane: Tensor) -> tuple[Tensor, int]:
     return plane.as_strided(shape, plane.stride()[1:]), per_head
 
 
+def rows_where(mask: Tensor, per_head: int, first: int = 0) -> Tensor:
+    """Flat row numbers of the True in a mask [kv_heads, n] whose column 0 is slot ``first``; int64, ascending."""
+    if mask.device.type != "cpu":
+        head, slot = mask.nonzero(as_tuple=True)
+        return head * per_head + slot + first
+    found = [np.flatnonzero(row) + (head * per_head + first) for head, row in enumerate(mask.numpy())]
+    return torch.from_numpy(np.concatenate(found))
+
+
 def move_rows(rows: Tensor, sources: Tensor, targets: Tensor) -> None:
     """Copy rows [n, ...] from ``sources`` to ``targets`` (flat int64 row numbers, no row in both), in place."""
-    row_bytes = rows[0].numel() * rows.element_size()
-    if rows.device.type == "cpu" and rows[0].is_contiguous() and rows.stride(0) * rows.element_size() == row_bytes:
+    wide = rows.dim() > 1 and rows.device.type == "cpu"
+    row_bytes = rows.stride(0) * rows.element_size()
+    if wide and rows.is_contiguous() and row_bytes > 16:
         # NumPy copies a row as one item of that many bytes, torch element by element.
         items = rows.view(torch.uint8).numpy().reshape(len(rows), row_bytes).view(f"V{row_bytes}")[:, 0]
         items[targets.numpy()] = items.take(sources.numpy())

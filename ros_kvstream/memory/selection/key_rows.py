@@ -27,7 +27,7 @@ class KeyRows:
         self._rotary = view.rotary
         self._norms = None if view.key_norms is None else view.key_norms.flatten().clamp_min(TINY)
         self._times = view.positions[..., 0].flatten()
-        self._table: Tensor | None = None
+        self._table: list[tuple[Tensor, Tensor]] | None = None
         if self._rotary is not None:
             low, high = torch.aminmax(self._times)
             if high - low < TABLE_STEPS:
@@ -49,8 +49,11 @@ class KeyRows:
             rows.copy_(self._rows.index_select(0, source))
         if self._rotary is not None:
             times = self._times.index_select(0, slots)
-            angles = self._rotary.time_angles(times) if self._table is None else self._table.index_select(0, times)
-            self._rotary.turn_back_in_time(rows, angles)
+            if self._table is None:
+                angles = self._rotary.time_angles(times)
+            else:
+                angles = [(cos.index_select(0, times), sin.index_select(0, times)) for cos, sin in self._table]
+            self._rotary.turn_back_in_time(self._rotary.time_halves(rows), angles)
         if self._norms is None:
             return rows, torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
         return rows, self._norms.index_select(0, slots)

@@ -16,11 +16,13 @@ from ros_kvstream.memory.selection.ranking import recency
 from ros_kvstream.memory.selection.whole_frames import frame_similarity_to_recent, whole_frames
 
 STEPS = 1 << 14
-"""Similarities are rounded to 1 / STEPS: finer differences are rounding noise of the keys, and count as ties."""
+"""Scores are whole numbers of 1 / STEPS: finer differences are rounding noise of the keys, and count as ties."""
 
 
 def novelty(view: LayerSlots, recent: Tensor) -> Tensor:
     """Minus the mean cosine of every slot's key with the recent keys of its patch, float32 [kv_heads, slots].
+
+    In units of 1 / STEPS.
 
     :param recent: bool [kv_heads, slots], the newest frames; these get infinity. A patch without a recent key cannot
         be compared: its slots get the mean of those of their head that can (0 if none), no advantage and no fault.
@@ -49,6 +51,8 @@ def novelty(view: LayerSlots, recent: Tensor) -> Tensor:
 
 def change_from_previous(view: LayerSlots) -> Tensor:
     """Minus the cosine of every slot's key with that of its patch in the frame before, float32 [kv_heads, slots].
+
+    In units of 1 / STEPS.
 
     The frame before is the newest older one of the same camera that still holds the patch in that head. A patch's
     oldest slot has none: it gets 1, as new as can be.
@@ -99,4 +103,4 @@ def _fill_unknown(similarity: Tensor, compared: Tensor, unknown: Tensor) -> Tens
 
 
 def _negate_and_round(similarity: Tensor, out: Tensor) -> Tensor:
-    return torch.mul(similarity, -STEPS, out=out).round_().div_(STEPS)
+    return torch.mul(similarity, -STEPS, out=out).round_()

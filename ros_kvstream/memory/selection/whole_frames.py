@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.key_rows import TINY
 from ros_kvstream.memory.selection.once_per_table import once_per_table
@@ -19,13 +20,33 @@ BLOCK_ROWS = 1700
 
 
 @dataclass(frozen=True)
+class Block:
+    """A few neighbouring frames."""
+
+    start: int
+    count: int
+    angles: list[tuple[Tensor, Tensor]]
+    """Cosines and sines of each frame's time, see Rotary.time_angles; [frames, 1, pairs]."""
+
+
+@dataclass(frozen=True)
 class WholeFrames:
     """How a regular layer is laid out: slot = frame * patches + patch in every head."""
 
     frames: int
     patches: int
-    angles: Tensor
-    """Cosines and sines of each frame's time, float32 [frames, 1, 2 * pairs]."""
+    rotary: Rotary
+    times: Tensor
+    """t per frame, [frames]."""
+
+    def blocks(self, start: int, stop: int, most: int) -> list[Block]:
+        """Frames [start, stop) in blocks of at most ``most``."""
+        found = []
+        for at in range(start, stop, most):
+            count = min(most, stop - at)
+            angles = self.rotary.time_angles(self.times[at : at + count])
+            found.append(Block(at, count, [(cos[:, None], sin[:, None]) for cos, sin in angles]))
+        return found
 
 
 @once_per_table
@@ -33,7 +54,7 @@ def whole_frames(view: LayerSlots) -> WholeFrames | None:
     """The layout, or None if any head lacks a patch, frames differ in size or camera, or slots lie out of order."""
     if view.rotary is None:
         return None
-    heads, slots = view.frames.shape
+    slots = view.slots
     patches = int((view.frames[0] == view.frames[0, 0]).sum())
     if slots % patches:
         return None
@@ -47,7 +68,16 @@ def whole_frames(view: LayerSlots) -> WholeFrames | None:
     same_times = same_patches and bool((positions[..., 0] == positions[0, :, :1, 0]).all())
     if not same_times or not bool((view.cameras == view.cameras[0, 0]).all()):
         return None
-    return WholeFrames(*shape, view.rotary.time_angles(positions[0, :, 0, 0])[:, None])
+    return WholeFrames(*shape, view.rotary, positions[0, :, 0, 0].clone())
+
+
+@once_per_table
+def _split(view: LayerSlots, past: int) -> tuple[list[Block], list[Block]]:
+    """Blocks of the first ``past`` frames and of those after them."""
+    layout = whole_frames(view)
+    assert layout is not None
+    most = max(1, BLOCK_ROWS // (view.keys.shape[0] * layout.patches))
+    return layout.blocks(0, past, most), layout.blocks(past, layout.frames, most)
 
 
 def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, past: int) -> Tensor:
@@ -55,43 +85,44 @@ def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, past: int)
 
     float32 [kv_heads, past * patches].
     """
-    blocks = _FrameBlocks(view, layout)
-    shape = (view.keys.shape[0], 1, layout.patches, view.keys.shape[-1])
-    means = torch.zeros(shape, dtype=torch.float32, device=view.keys.device)
-    for start, stop in blocks.ranges(past, layout.frames):
-        rows, norms = blocks.load(start, stop)
-        means += rows.div_(norms[..., None]).sum(1, keepdim=True)
+    older, newer = _split(view, past)
+    shape = (layout.frames, layout.patches)
+    norms = _norms(view).clamp_min(TINY).unflatten(1, shape)
+    keys = _FrameKeys(view, layout, max(block.count for block in older + newer))
+    means = torch.zeros(len(norms), 1, layout.patches, view.keys.shape[-1], device=norms.device)
+    for block in newer:
+        rows = keys.load(block)
+        rows /= norms.narrow(1, block.start, block.count).unsqueeze(-1)
+        means += rows.sum(1, keepdim=True)
     means /= layout.frames - past
-    result = torch.empty(view.keys.shape[0], past, layout.patches, dtype=torch.float32, device=view.keys.device)
-    for start, stop in blocks.ranges(0, past):
-        rows, norms = blocks.load(start, stop)
-        torch.sum(rows.mul_(means), -1, out=result[:, start:stop]).div_(norms)
-    return result.flatten(1)
+    result = torch.empty(len(norms), past, layout.patches, dtype=torch.float32, device=norms.device)
+    for block in older:
+        torch.sum(keys.load(block).mul_(means), -1, out=result.narrow(1, block.start, block.count))
+    return result.div_(norms[:, :past]).flatten(1)
 
 
-class _FrameBlocks:
-    """Loads a few frames of all heads at a time as float32, turned back in time; one reused buffer."""
+def _norms(view: LayerSlots) -> Tensor:
+    if view.key_norms is not None:
+        return view.key_norms
+    return torch.linalg.vector_norm(view.keys, dim=-1, dtype=torch.float32)
 
-    def __init__(self, view: LayerSlots, layout: WholeFrames) -> None:
-        assert view.rotary is not None
-        self._rotary = view.rotary
-        heads, _, dim = view.keys.shape
+
+class _FrameKeys:
+    """Loads a block of frames of all heads as float32, turned back in time, into one reused buffer."""
+
+    def __init__(self, view: LayerSlots, layout: WholeFrames, most: int) -> None:
+        self._rotary = layout.rotary
         self._keys = view.keys.unflatten(1, (layout.frames, layout.patches))
-        self._per_block = min(layout.frames, max(1, BLOCK_ROWS // (heads * layout.patches)))
-        size = (heads, self._per_block, layout.patches, dim)
+        size = (view.keys.shape[0], most, layout.patches, view.keys.shape[-1])
         self._buffer = torch.empty(size, dtype=torch.float32, device=view.keys.device)
-        self._angles = layout.angles
-        norms = view.key_norms
-        self._norms = None if norms is None else norms.unflatten(1, (layout.frames, layout.patches)).clamp_min(TINY)
+        self._views: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
 
-    def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(first, last + 1) frames of every block from ``start`` to ``stop``."""
-        return [(at, min(at + self._per_block, stop)) for at in range(start, stop, self._per_block)]
-
-    def load(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys of frames [start, stop), [kv_heads, frames, patches, head_dim], valid until the next load, and norms."""
-        rows = self._buffer[:, : stop - start].copy_(self._keys[:, start:stop])
-        self._rotary.turn_back_in_time(rows, self._angles[start:stop])
-        if self._norms is None:
-            return rows, torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
-        return rows, self._norms[:, start:stop]
+    def load(self, block: Block) -> Tensor:
+        """float32 [kv_heads, frames, patches, head_dim], valid until the next load."""
+        if block.count not in self._views:
+            rows = self._buffer.narrow(1, 0, block.count)
+            self._views[block.count] = rows, self._rotary.time_halves(rows)
+        rows, halves = self._views[block.count]
+        rows.copy_(self._keys.narrow(1, block.start, block.count))
+        self._rotary.turn_back_in_time(halves, block.angles)
+        return rows

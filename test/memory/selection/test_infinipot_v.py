@@ -11,7 +11,7 @@ from support.slots import Frame, identities, make_slots, reorder, rotary
 
 from ros_kvstream.memory.selection import LayerSlots, make_policy
 from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import change_from_previous, novelty
+from ros_kvstream.memory.selection.redundancy import STEPS, change_from_previous, novelty
 
 layouts = st.one_of(
     st.lists(st.builds(Frame, st.integers(1, 3), st.integers(1, 3), st.integers(0, 1)), min_size=2, max_size=8),
@@ -56,7 +56,7 @@ def test_redundancy_is_the_mean_cosine_of_unrotated_keys_to_the_recent_keys_of_t
             if bool(recent[head, slot]):
                 assert scores[head, slot] == torch.inf
             else:
-                assert abs(float(scores[head, slot]) - (neutral if score is None else score)) < 2e-4
+                assert abs(float(scores[head, slot]) / STEPS - (neutral if score is None else score)) < 2e-4
 
 
 @settings(max_examples=20, deadline=None)
@@ -76,7 +76,7 @@ def test_change_is_measured_against_the_same_patch_in_the_frame_before_of_the_sa
                 and view.frames[head, other] < view.frames[head, slot]
             ]
             wanted = -cosine(view, head, slot, max(older)[1]) if older else 1.0
-            assert abs(float(scores[head, slot]) - wanted) < 2e-4
+            assert abs(float(scores[head, slot]) / STEPS - wanted) < 2e-4
 
 
 def test_the_same_key_seen_at_other_times_is_fully_redundant_although_its_rotated_form_is_not() -> None:
@@ -86,10 +86,10 @@ def test_the_same_key_seen_at_other_times_is_fully_redundant_although_its_rotate
         recent = recent_slots(view, 40, 0.05).mask
         rotated = torch.nn.functional.cosine_similarity(view.keys[0, 0], view.keys[0, -1], dim=0)
         assert rotated < 0.99
-        assert novelty(view, recent)[0, 0] == -1.0
+        assert novelty(view, recent)[0, 0] == -STEPS
         shuffled = reorder(view, torch.randperm(40, generator=torch.Generator().manual_seed(1))[None])
         again = novelty(shuffled, recent_slots(shuffled, 40, 0.05).mask)
-        assert bool((again[again < torch.inf] == -1.0).all())
+        assert bool((again[again < torch.inf] == -STEPS).all())
 
 
 def test_union_takes_the_recent_frames_then_redundancy_then_the_largest_values() -> None:
