@@ -41,6 +41,8 @@ class SmallFrame:
     """RGB, [h, w, 3]."""
     grey: Bytes
     """Luminance, [h, w]."""
+    coarse: Floats
+    """Means over 8 x 8 pixels, on which exposure is compared, [n, 3]."""
     noise: Floats
     """Standard deviation of the sensor noise per channel, [3], grey levels of the small picture."""
     shape: tuple[int, int]
@@ -82,7 +84,13 @@ def shrink(frame: Bytes, side: int) -> SmallFrame:
         half = colour.shape[1] // 2, colour.shape[0] // 2
         colour = cv2.resize(colour, half, interpolation=cv2.INTER_AREA)
     colour = frame.copy() if ratio == 1.0 else cv2.resize(colour, size, interpolation=cv2.INTER_AREA)
-    return SmallFrame(colour, cv2.cvtColor(colour, cv2.COLOR_RGB2GRAY), spatial_noise(colour), (height, width))
+    grey = cv2.cvtColor(colour, cv2.COLOR_RGB2GRAY)
+    return SmallFrame(colour, grey, _coarse(colour), spatial_noise(colour), (height, width))
+
+
+def _coarse(colour: Bytes) -> Floats:
+    size = max(1, colour.shape[1] // 8), max(1, colour.shape[0] // 8)
+    return np.asarray(cv2.resize(colour, size, interpolation=cv2.INTER_AREA), np.float32).reshape(-1, 3)
 
 
 def spatial_noise(colour: Bytes) -> Floats:
@@ -137,7 +145,8 @@ def compare(
         explains is returned at once as ``beyond``, without flow.
     """
     slack = cv2.convertScaleAbs(_gradient(reference.colour), alpha=UNRESOLVED)
-    light, noise = _light_and_noise(reference.colour, reference, new)
+    light = match_light(reference.coarse, new.coarse)
+    noise = _noise(light, reference.colour, reference, new)
     changed = _excess(light, reference.colour, reference.colour, new.colour, noise, slack)
     blocks = cv2.blur(changed, (block, block))
     if blocks.max() <= threshold:
@@ -155,8 +164,8 @@ def compare(
     rows, columns = grid[0], grid[1]
     map_x, map_y = columns + field[..., 0], rows + field[..., 1]
     warped = cv2.remap(reference.colour, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-    light, noise_of_warped = _light_and_noise(warped, reference, new)
-    noise = np.minimum(noise, noise_of_warped)
+    light = match_light(_coarse(warped), new.coarse)
+    noise = np.minimum(noise, _noise(light, warped, reference, new))
     unexplained = cv2.blur(_excess(light, warped, warped, new.colour, noise, slack), (block, block))
     inside = (map_x >= -1) & (map_y >= -1) & (map_x <= columns[0, -1] + 1) & (map_y <= rows[-1, 0] + 1)
     moved = (blocks > threshold) & inside & (unexplained < 0.5 * blocks)
@@ -195,15 +204,12 @@ def _gradient(colour: Bytes) -> Bytes:
     return gradient
 
 
-def match_light(reference: Bytes, new: Bytes) -> Light:
-    """Gain and offset per channel between two pictures of the same size, uint8 [h, w, 3].
+def match_light(x: Floats, y: Floats) -> Light:
+    """Gain and offset per channel from one coarse picture to another of the same place, [n, 3] each.
 
-    Fitted on a coarse picture by reduced major axis regression (the gain is the ratio of the spreads, which motion
+    Fitted by reduced major axis regression (the gain is the ratio of the spreads, which motion
     leaves alone), twice more on the half that fits best (which an object leaves alone).
     """
-    size = max(1, reference.shape[1] // 8), max(1, reference.shape[0] // 8)
-    x = cv2.resize(reference, size, interpolation=cv2.INTER_AREA).reshape(-1, 3).astype(np.float32)
-    y = cv2.resize(new, size, interpolation=cv2.INTER_AREA).reshape(-1, 3).astype(np.float32)
     usable = ((x > 4) & (x < 250) & (y > 4) & (y < 250)).all(1)
     if usable.sum() >= 16:
         x, y = x[usable], y[usable]
@@ -219,22 +225,24 @@ def match_light(reference: Bytes, new: Bytes) -> Light:
 
 def _spread_fit(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Gain and offset per channel, [3] each, with which x has the mean and the spread of y; a flat one has gain 1."""
-    spread_x, spread_y = x.std(0), y.std(0)
-    textured = (spread_x > 4.0) & (spread_y > 4.0)
-    gain = np.where(textured, spread_y / np.maximum(spread_x, 1e-3), np.float32(1.0)).astype(np.float32)
-    return gain, (y.mean(0) - gain * x.mean(0)).astype(np.float32)
+    both = np.stack([x, y])
+    means = both.mean(1)
+    spreads = np.sqrt(np.maximum((both * both).mean(1) - means * means, 0.0))
+    textured = (spreads > 4.0).all(0)
+    gain = np.where(textured, spreads[1] / np.maximum(spreads[0], 1e-3), np.float32(1.0)).astype(np.float32)
+    return gain, (means[1] - gain * means[0]).astype(np.float32)
 
 
-def _light_and_noise(picture: Bytes, reference: SmallFrame, new: SmallFrame) -> tuple[Light, Floats]:
-    """The light between a (warped) reference picture and the new frame, and the noise of their difference, [3].
+def _noise(light: Light, picture: Bytes, reference: SmallFrame, new: SmallFrame) -> Floats:
+    """Deviation per channel, [3], of the difference between a (warped) reference picture and the new frame.
 
     Motion inflates the difference in time, texture the estimate in space; noise is at most the smaller one.
     """
-    light = match_light(picture, new.colour)
-    difference = cv2.absdiff(cv2.LUT(picture, light.table(0.0)), new.colour)
-    in_time = _median(difference[::2, ::2].reshape(-1, 3)) / 0.6745
+    expected = cv2.LUT(np.ascontiguousarray(picture[::2, ::2]), light.table(0.0))
+    difference = cv2.absdiff(expected, np.ascontiguousarray(new.colour[::2, ::2]))
+    in_time = _median(difference.reshape(-1, 3)) / 0.6745
     noise = np.minimum(in_time, np.hypot(reference.noise, new.noise))
-    return light, np.clip(noise, SMALLEST_NOISE, LARGEST_NOISE).astype(np.float32)
+    return np.clip(noise, SMALLEST_NOISE, LARGEST_NOISE).astype(np.float32)
 
 
 def _excess(light: Light, darkest: Bytes, brightest: Bytes, new: Bytes, noise: Floats, slack: Bytes) -> Floats:
