@@ -275,8 +275,7 @@ def interview(
     replies: list[Reply] = []
     questions: list[dict[str, Any]] = []
     stamps = recording.stamps
-    console.print(f"[dim]Its topics, from another terminal: ROS_DOMAIN_ID={domain} "
-                  "ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST ros2 topic list[/]")  # fmt: skip
+    console.print(f"[dim]Your own ROS tools see its topics with ROS_DOMAIN_ID={domain}.[/]")
     with ProcessGroup(settings.output / "logs", ros_environment(domain)) as processes, NodeClient(domain) as client:
         with console.status("Starting kvstream_node"):
             node = processes.start("kvstream_node", node_command(settings, recording, budget))

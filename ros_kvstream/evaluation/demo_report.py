@@ -164,8 +164,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     table.add_row("Answers", _answers_line(report["questions"]))
     memory, frames = report["memory"], report["frames"]
     budget, used, peak, process = (memory[f"{name}_bytes"] / MIB for name in ("budget", "used", "peak", "process"))
-    table.add_row("Memory", f"{used:.3f} of {budget:.3f} MiB used, at most {peak:.3f} MiB, "
-                  f"questions included; the node's whole process {process:.0f} MiB")  # fmt: skip
+    table.add_row("Memory", f"{used:.3f} of {budget:.3f} MiB used, at most {peak:.3f} with a question; "
+                  f"the node's whole process {process:.0f} MiB")  # fmt: skip
     lost = {cause: count for cause, count in frames["dropped"].items() if count}
     causes = f" ({', '.join(f'{cause} {count}' for cause, count in lost.items())})" if lost else ""
     table.add_row("Frames", f"{frames['published']} published = {frames['seen']} seen + {sum(lost.values())} dropped"
@@ -183,7 +183,7 @@ def _answers_line(questions: Sequence[dict[str, Any]]) -> str:
         return f"{len(questions) - refused} of {len(questions)} questions answered; nobody knows the right answers"
     left = [entry for entry in judged if entry["left_window"]]
     if left:
-        text += (f"; {len(left)} were about frames that had long left a sliding window of the same bytes, "
+        text += (f"\n{len(left)} were about what had long left a sliding window of the same bytes: "
                  f"{sum(entry['correct'] for entry in left)} of those right")  # fmt: skip
     return text
 
