@@ -176,7 +176,7 @@ def test_a_saved_memory_is_loaded_again_and_restored_by_a_new_configure(node: Ru
     camera = node.camera("/image")
     for stamp in range(5):
         camera.publish(image(picture(stamp), 10.0 + stamp))
-    node.until_stats(lambda stats: stats.frames_remembered > 0 and stats.queue_length == 0)
+    node.until_stats(lambda stats: stats.newest_stamp.sec == 14 and stats.queue_length == 0)
     before = node.ask("what is there ?", max_new_tokens=5)
     saved = node.save("tour")
     assert saved.success and saved.bytes == (tmp_path / "tour.safetensors").stat().st_size

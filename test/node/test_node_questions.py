@@ -14,7 +14,7 @@ from support.running_node import RunningNode, image, picture, running_node
 from ros_kvstream.msg import KvStats
 from ros_kvstream.node.messages import to_seconds, to_stamp
 
-LONG_ANSWER = 1500
+LONG_ANSWER = 800
 """Tokens of an answer that takes seconds."""
 
 
