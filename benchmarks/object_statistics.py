@@ -23,7 +23,7 @@ from ros_kvstream.evaluation.patrol_mix import mixed_stream
 from ros_kvstream.evaluation.patrol_scene import PLACES
 from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import similarity_to_previous, similarity_to_recent
+from ros_kvstream.memory.selection.redundancy import change_from_previous, novelty
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
@@ -39,11 +39,11 @@ Samples = dict[tuple[str, int], tuple[list[NDArray[np.float32]], list[NDArray[np
 
 def scores_of(view: LayerSlots) -> dict[str, torch.Tensor]:
     """Every score of every slot, [kv_heads, slots]."""
-    recent = recent_slots(view, view.slots, 0.125)
+    recent = recent_slots(view, view.slots, 0.125).mask
     return {
         "value norm": view.value_norms.clone(),
-        "novelty to the frame before": -similarity_to_previous(view),
-        "novelty to the recent frames": -similarity_to_recent(view, recent),
+        "novelty to the frame before": change_from_previous(view),
+        "novelty to the recent frames": novelty(view, recent),
     }
 
 
@@ -66,7 +66,7 @@ def collect(model: VideoLanguageModel, worlds: list[PatrolWorld]) -> Samples:
         for layer in range(model.shape.layers):
             view = memory.arena.frame_slots(layer)
             marked = object_slots(view, world, len(model.prefix_ids))
-            old = ~recent_slots(view, view.slots, 0.125)
+            old = ~recent_slots(view, view.slots, 0.125).mask
             for name, score in scores_of(view).items():
                 objects, background = samples.setdefault((name, layer), ([], []))
                 objects.append(score[marked & old].float().numpy())
