@@ -37,6 +37,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "demo": Command("ros_kvstream.evaluation.demo", "play a recording to a running node and ask it questions"),
+    "evaluate": Command("ros_kvstream.evaluation.evaluate", "accuracy, bytes and times of many memories on recordings"),
     "inspect": Command("ros_kvstream.commands.inspect", "what a byte budget holds for a model, without its weights"),
     "soak": Command("ros_kvstream.evaluation.soak", "hours of frames, questions and faults"),
 }

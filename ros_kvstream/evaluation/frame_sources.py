@@ -116,7 +116,8 @@ class FrameStore:
         if stored is not None and stored.kept is not None:
             yield from stored.kept
             return
-        digest, notes, sizes, room = 0, [], Counter[tuple[int, int]](), self.limit_mib * MIB
+        digest, sizes, room = 0, Counter[tuple[int, int]](), self.limit_mib * MIB
+        notes: list[str] = []
         kept: list[StreamFrame] | None = [] if stored is None else None
         for frame in source.frames(notes.append):
             digest = _digest(digest, frame)

@@ -151,11 +151,11 @@ def _question(entry: object, where: str, clock: str) -> EvaluationQuestion:
     kind = entry.get("kind") or ("now" if evidence and at - max(evidence) <= NOW_SECONDS else "before")
     if kind not in KINDS:
         raise SettingsError(f"{where}: kind = {kind!r}: must be {' or '.join(KINDS)}")
-    texts = {name: str(entry.get(name) or "") for name in ("camera", "task", "bag")}
+    camera, task, bag = (str(entry.get(name) or "") for name in ("camera", "task", "bag"))
     since, until = _time(entry, "since", where, 0.0), _time(entry, "until", where, 0.0)
     return EvaluationQuestion(
         str(entry.get("id") or where.rpartition(", ")[2]), at, text, expected, evidence, kind,
-        since=since, until=until, clock=clock, **texts,
+        camera, since, until, clock, task, bag,
     )  # fmt: skip
 
 
