@@ -1,0 +1,119 @@
+"""What each part of the scoring gives: un-rotated keys, true patch alignment, pooling; against the published selection.
+
+    python benchmarks/policy_ablation.py [--model tiny] [--frames 96] [--streams 12] [--shares 0.125 0.0625]
+
+Same streams, same budgets, same shares of TaR, VaN and recent frames; only the scoring differs. Held-out seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ros_kvstream.evaluation.policy_trials import HELD_OUT, Score, Trial, run_trial, streams
+from ros_kvstream.memory.selection import LayerSlots, SelectionPolicy
+from ros_kvstream.memory.selection.ranking import recency
+from ros_kvstream.models.loading import load_model
+from ros_kvstream.settings import ModelSettings
+
+View = Callable[[LayerSlots], LayerSlots]
+
+
+def as_given(keys: Tensor, _positions: Tensor) -> Tensor:
+    """Keys are scored as they are."""
+    return keys.float()
+
+
+def rotated(view: LayerSlots) -> LayerSlots:
+    """Keys are scored as stored, rotated by their position, as published."""
+    return replace(view, rotary=None, unrotate=as_given, table=None)
+
+
+def reshaped(view: LayerSlots) -> LayerSlots:
+    """Patches are told by index, as published: slots in order of time, cut into frames of the newest frame's size.
+
+    Keys are un-rotated by their true position first, so that only the alignment is at fault.
+    """
+    keys = view.unrotate(view.keys, view.positions).clone() if view.rotary is not None else view.keys.float()
+    newest = view.frames[0] == view.frames[0].max()
+    rank = recency(view).argsort(dim=-1).argsort(dim=-1)
+    patch = (rank - view.slots) % int(newest.sum())
+    positions = view.positions.clone()
+    positions[..., 1], positions[..., 2] = 0, patch.int()
+    return replace(view, keys=keys, positions=positions, rotary=None, unrotate=as_given, table=None)
+
+
+class Seen(SelectionPolicy):
+    """A policy that is shown something else than what is there."""
+
+    name = "seen"
+
+    def __init__(self, policy: SelectionPolicy, *views: View) -> None:
+        self._policy, self._views = policy, views
+
+    def select(self, view: LayerSlots, keep: int) -> Tensor:
+        """See SelectionPolicy.select."""
+        for change in self._views:
+            view = change(view)
+        return self._policy.select(view, keep)
+
+
+def variants(alpha: float, recent_share: float) -> dict[str, dict[str, Any]]:
+    """Rows of the table: trial settings by name."""
+    ours = {"alpha": alpha, "recent_share": recent_share}
+    # The published share of recent frames: with less, no frame at all is recent in a small cache.
+    published = {"compatibility": "reference", "alpha": alpha, "recent_share": 0.25}
+    return {
+        "published selection": {"options": published},
+        "rotated keys, patches by index": {"options": ours, "replacement": lambda p: Seen(p, rotated, reshaped)},
+        "un-rotated keys, patches by index": {"options": ours, "replacement": lambda p: Seen(p, reshaped)},
+        "rotated keys, true patches": {"options": ours, "replacement": lambda p: Seen(p, rotated)},
+        "un-rotated keys, true patches": {"options": ours},
+        "the same with adaptive pooling": {"options": {**ours, "pooling": "adaptive"}},
+    }
+
+
+def main() -> None:
+    """Measure and print the table; one JSON object on standard output with --json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--frames", type=int, default=96)
+    parser.add_argument("--streams", type=int, default=12)
+    parser.add_argument("--questions", type=int, default=33)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.125, 0.0625])
+    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument("--recent-share", type=float, default=0.125)
+    parser.add_argument("--keep-ratio", type=float, default=0.75)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = load_model(ModelSettings(path=options.model, device="cpu"))
+    rows = variants(options.alpha, options.recent_share)
+    scores = {(name, share): Score() for name in rows for share in options.shares}
+    made = streams(model, options.frames, options.streams, options.questions, HELD_OUT)
+    for number, stream in enumerate(made, 1):
+        for (name, share), score in scores.items():
+            trial = Trial("infinipot_v", share=share, keep_ratio=options.keep_ratio, **rows[name])
+            score.merge(run_trial(model, stream, trial))
+        print(f"stream {number} of {options.streams}", file=sys.stderr, flush=True)
+    report = {name: {f"{share:g}": scores[name, share].accuracy() for share in options.shares} for name in rows}
+    if options.json:
+        print(json.dumps(report))
+        return
+    table = Table("scoring", *(f"{share:.2%} {when}" for share in options.shares for when in ("now", "before")))
+    for name, row in report.items():
+        table.add_row(name, *(f"{row[f'{s:g}'][when]:.3f}" for s in options.shares for when in ("now", "before")))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
