@@ -104,13 +104,15 @@ def test_ctrl_c_ends_node_and_player_and_gives_status_130(ros: None, model: Path
     command = [*DEMO, "--model", str(model), "--output", str(tmp_path)]
     with (tmp_path / "terminal.log").open("w") as terminal:
         running = subprocess.Popen(command, stdout=terminal, stderr=terminal)
-        for _ in until_ended(running):
-            if (tmp_path / "logs" / "replay.log").exists():
-                break
-        assert running.poll() is None, (tmp_path / "terminal.log").read_text()
-        assert len(left_behind(tmp_path / "patrol")) == 1
-        running.send_signal(signal.SIGINT)
-        assert running.wait() == 130
+        try:
+            for _ in until_ended(running):
+                if len(left_behind(model)) == 2 and len(left_behind(tmp_path / "patrol")) == 1:
+                    break  # demo and node name the model, the player the recording
+            running.send_signal(signal.SIGINT)
+            status = running.wait()
+        finally:
+            running.kill()
+    assert status == 130, (tmp_path / "terminal.log").read_text()
     assert "interrupted" in (tmp_path / "terminal.log").read_text()
     assert left_behind(model, tmp_path) == []
 
