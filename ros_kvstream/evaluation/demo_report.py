@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
-import re
 import statistics
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from ros_kvstream.evaluation.scoring import words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,15 +32,6 @@ def seconds_of(stamp: Any) -> float:
     return float(stamp.sec + stamp.nanosec / 1e9)
 
 
-def same_answer(expected: str, answer: str) -> bool:
-    """Whether two answers say the same: case, punctuation and articles do not count."""
-
-    def words(text: str) -> list[str]:
-        return [word for word in re.findall(r"\w+", text.lower()) if word not in ("the", "a", "an")]
-
-    return words(expected) == words(answer)
-
-
 def is_correct(reply: Reply, stamps: Sequence[float]) -> bool | None:
     """Whether the answer is right; None where nobody knows, or the node saw a frame more than the plan allows for.
 
@@ -51,7 +43,7 @@ def is_correct(reply: Reply, stamps: Sequence[float]) -> bool | None:
         return False
     if seconds_of(reply.response.asked_at) > stamps[reply.planned.last] + 1e-3:
         return None
-    return same_answer(reply.planned.expected, reply.response.answer)
+    return words(reply.planned.expected) == words(reply.response.answer)
 
 
 def question_report(reply: Reply, correct: bool | None, left_window: bool | None) -> dict[str, Any]:
