@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -18,8 +18,6 @@ import psutil
 
 from ros_kvstream.errors import KvStreamError
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 FIRST_PORT, PORTS_PER_DOMAIN, LAST_DOMAIN = 7400, 250, 101
 """UDP ports of DDS domains (DDSI-RTPS 9.6.1.1); above domain 101 they meet Linux' ephemeral ports."""
 
@@ -58,9 +56,10 @@ def ros_environment(domain: int) -> dict[str, str]:
     }
 
 
-def _end_with_parent() -> None:
-    """In the child: be asked to end when the parent dies, even if that was killed."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def ends_with_parent(command: Sequence[str]) -> list[str]:
+    """The command such that it is asked to end when its parent dies, even if that was killed (util-linux' setpriv)."""
+    setpriv = shutil.which("setpriv")
+    return [*((setpriv, "--pdeathsig", "TERM", "--") if setpriv else ()), *command]
 
 
 class Process:
@@ -73,9 +72,8 @@ class Process:
         self.log = log
         with log.open("wb") as file:
             self._popen = subprocess.Popen(
-                list(command), env=dict(environment), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipe else file, stderr=file,
-                start_new_session=True, preexec_fn=_end_with_parent, text=True,
+                ends_with_parent(command), env=dict(environment), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipe else file, stderr=file, start_new_session=True, text=True,
             )  # fmt: skip
         self.stdout = self._popen.stdout
         """Lines that it prints, where it was started with ``pipe``."""

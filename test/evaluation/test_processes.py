@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -74,6 +75,7 @@ def test_all_end_when_the_context_is_left_by_an_error(tmp_path: Path) -> None:
     assert not any(process.running for process in processes)
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, of util-linux")
 def test_a_child_ends_when_its_parent_dies_without_a_word(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path, os.environ) as group:
         parent = group.start("parent", [sys.executable, "-c", LEAVING_PARENT, str(tmp_path)], pipe=True)
