@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,10 +29,8 @@ from ros_kvstream.records import Answer, MemoryStats, Observation
 from ros_kvstream.retrieval.context import ContextBuilder
 from ros_kvstream.retrieval.recall import Recall
 from ros_kvstream.settings import StreamSettings
+from ros_kvstream.vision.frame_check import check_frame
 from ros_kvstream.vision.thinning import FrameThinner
-
-MAX_FRAME_SIDE = 16384
-"""Longest side of a frame in pixels; larger ones are taken for a mistake."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class VideoMemory:
         :param frame: RGB uint8 [height, width, 3]; :param stamp: seconds of the header stamp.
         :raises FrameError: for a frame that cannot be taken; the memory is unchanged.
         """
-        self._check_frame(frame, stamp)
+        check_frame(frame, stamp)
         rows, columns = self.model.grid(frame.shape[0], frame.shape[1])
         self._check_room(rows * columns, frame)
         redundant = self._gate(frame, stamp, camera)
@@ -141,19 +138,6 @@ class VideoMemory:
         side = self.model.patch_side
         kept = self.thinner.patches(frame, stamp, camera, grid, (grid[0] * side, grid[1] * side))
         return None if kept is None else torch.from_numpy(kept)
-
-    @staticmethod
-    def _check_frame(frame: Frame, stamp: float) -> None:
-        if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-            found = f"shape {getattr(frame, 'shape', None)}, type {getattr(frame, 'dtype', type(frame).__name__)}"
-            raise FrameError(f"frame of {found}: must be RGB uint8 [height, width, 3]")
-        height, width = frame.shape[:2]
-        if not (1 <= height <= MAX_FRAME_SIDE and 1 <= width <= MAX_FRAME_SIDE):
-            raise FrameError(f"frame of {width} x {height} pixels: each side must be 1 to {MAX_FRAME_SIDE}")
-        if max(height, width) > 200 * min(height, width):
-            raise FrameError(f"frame of {width} x {height} pixels: sides may differ by a factor of 200 at most")
-        if not math.isfinite(stamp):
-            raise FrameError(f"stamp {stamp}: need a finite number of seconds")
 
     def _check_room(self, tokens: int, frame: Frame) -> None:
         """A larger frame than any before must still leave a compaction something to choose from."""
