@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from catkin_pkg.package import Package, parse_package
 
+import ros_kvstream
+
 ROOT = Path(__file__).parents[2]
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
 
@@ -25,6 +27,8 @@ ROSDEP_KEYS = {
     "torch": "python3-pytorch-pip",
     "transformers": "python3-transformers-pip",
     "rosbags": "python3-rosbags-pip",
+    # A requirement of this one, which has the key.
+    "mcap": "mcap-ros2-support",
     # Requirements of transformers, which has the key.
     "huggingface_hub": "python3-transformers-pip",
     "safetensors": "python3-transformers-pip",
@@ -78,6 +82,7 @@ def test_names_an_existing_licence_file(package: Package) -> None:
 
 
 def test_has_one_version_everywhere(package: Package) -> None:
+    assert ros_kvstream.__version__ == package.version
     assert f'version = "{package.version}"\n' in (ROOT / "pyproject.toml").read_text()
     assert f"\n## {package.version}" in (ROOT / "CHANGELOG.md").read_text()
 
