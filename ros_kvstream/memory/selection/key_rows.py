@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.rows import flat_rows
 from ros_kvstream.memory.selection.base import LayerSlots
 
-BLOCK_ROWS = 768
+BLOCK_ROWS = 1024
 """Keys that are turned and compared at a time; their float32 copies are the extra memory."""
 TINY = 1e-30
 """Guards the norm of a key that is zero; its similarity to everything is 0."""
@@ -17,14 +20,12 @@ TABLE_STEPS = 2048
 
 
 class KeyRows:
-    """Loads blocks of one layer's keys, given by slot number, into one reused buffer."""
+    """One layer's keys by flat slot number (head * slots + slot), in blocks that pass through one reused buffer."""
 
     def __init__(self, view: LayerSlots) -> None:
         self._slots = view.slots
-        self._rows, self._per_head = flat_rows(view.keys if view.rotary is not None else view.unrotated_keys)
-        dim, rows = view.keys.shape[-1], min(BLOCK_ROWS, view.keys.shape[0] * view.slots)
-        self._buffer = torch.empty(rows, dim, dtype=torch.float32, device=view.keys.device)
         self._rotary = view.rotary
+        self._rows, self._per_head = flat_rows(view.keys if view.rotary is not None else view.unrotated_keys)
         self._norms = None if view.key_norms is None else view.key_norms.flatten().clamp_min(TINY)
         self._times = view.positions[..., 0].flatten()
         self._table: list[tuple[Tensor, Tensor]] | None = None
@@ -35,25 +36,32 @@ class KeyRows:
                 self._table = self._rotary.time_angles(steps)
                 self._times = self._times - low
 
-    def load(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys by flat slot number (head * slots + slot) and their norms.
+    def blocks(self, slots: Tensor, overlap: int = 0) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Keys of ``slots`` (int64 [n]) in blocks: (part of ``slots``, float32 [rows, head_dim], norms [rows]).
 
-        :param slots: int64 [n <= BLOCK_ROWS]; :returns: float32 [n, head_dim], valid until the next load, and [n].
+        A block's keys are valid until the next block; each block repeats the last ``overlap`` rows of the one before.
         """
-        rows = self._buffer[: slots.numel()]
         gap = self._per_head - self._slots
         source = slots + slots.div(self._slots, rounding_mode="floor") * gap if gap else slots
-        if self._rows.dtype == torch.float32:
-            torch.index_select(self._rows, 0, source, out=rows)
-        else:
-            rows.copy_(self._rows.index_select(0, source))
-        if self._rotary is not None:
-            times = self._times.index_select(0, slots)
-            if self._table is None:
-                angles = self._rotary.time_angles(times)
+        times = self._times.index_select(0, slots)
+        norms = None if self._norms is None else self._norms.index_select(0, slots)
+        size = (min(BLOCK_ROWS, slots.numel()), self._rows.shape[-1])
+        buffer = torch.empty(size, dtype=torch.float32, device=slots.device)
+        for start in range(0, max(1, slots.numel() - overlap), BLOCK_ROWS - overlap):
+            part = slice(start, min(start + BLOCK_ROWS, slots.numel()))
+            rows = buffer[: part.stop - start]
+            if self._rows.dtype == torch.float32:
+                torch.index_select(self._rows, 0, source[part], out=rows)
             else:
-                angles = [(cos.index_select(0, times), sin.index_select(0, times)) for cos, sin in self._table]
-            self._rotary.turn_back_in_time(self._rotary.time_halves(rows), angles)
-        if self._norms is None:
-            return rows, torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
-        return rows, self._norms.index_select(0, slots)
+                rows.copy_(self._rows.index_select(0, source[part]))
+            if self._rotary is not None:
+                self._rotary.turn_back_in_time(self._rotary.time_halves(rows), self._angles(self._rotary, times[part]))
+            if norms is None:
+                yield part, rows, torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
+            else:
+                yield part, rows, norms[part]
+
+    def _angles(self, rotary: Rotary, times: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if self._table is None:
+            return rotary.time_angles(times)
+        return [(cos.index_select(0, times), sin.index_select(0, times)) for cos, sin in self._table]

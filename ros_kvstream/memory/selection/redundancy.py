@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots
-from ros_kvstream.memory.selection.key_rows import BLOCK_ROWS, KeyRows
+from ros_kvstream.memory.selection.key_rows import KeyRows
 from ros_kvstream.memory.selection.patches import Patches, number_patches
 from ros_kvstream.memory.selection.ranking import recency
 from ros_kvstream.memory.selection.whole_frames import frame_similarity_to_recent, whole_frames
@@ -36,13 +36,14 @@ def novelty(view: LayerSlots, recent: Tensor) -> Tensor:
     patches = number_patches(view)
     keys = KeyRows(view)
     means, counts = _mean_recent_units(view, keys, patches, recent)
-    similarity = torch.zeros(recent.numel(), dtype=torch.float32, device=recent.device)
     past = recent.logical_not().view(-1).nonzero()[:, 0]
-    for slots in past.split(BLOCK_ROWS):
-        rows, norms = keys.load(slots)
-        reference = means.index_select(0, patches.index.index_select(0, slots))
-        similarity.index_copy_(0, slots, reference.mul_(rows).sum(-1).div_(norms))
-    similarity = similarity.view_as(recent)
+    patch = patches.index.index_select(0, past)
+    cosines = torch.empty(past.numel(), dtype=torch.float32, device=recent.device)
+    for part, rows, norms in keys.blocks(past) if past.numel() else ():
+        reference = means.index_select(0, patch[part]).mul_(rows)
+        torch.sum(reference, -1, out=cosines[part]).div_(norms)
+    similarity = torch.zeros(recent.numel(), dtype=torch.float32, device=recent.device)
+    similarity = similarity.index_copy_(0, past, cosines).view_as(recent)
     if not bool(counts.all()):
         known = counts.index_select(0, patches.index).view_as(recent) > 0
         similarity = _fill_unknown(similarity, known & ~recent, ~known)
@@ -62,14 +63,12 @@ def change_from_previous(view: LayerSlots) -> Tensor:
     by_time = recency(view).flatten().argsort(stable=True)
     order = by_time[patches.index[by_time].argsort(stable=True)]
     patch = patches.index[order]
-    result = torch.full((order.numel(),), -1.0, dtype=torch.float32, device=order.device)
-    for start in range(1, order.numel(), BLOCK_ROWS - 1):
-        slots = order[start - 1 : start - 1 + BLOCK_ROWS]
-        rows, norms = keys.load(slots)
-        cosines = (rows[1:] * rows[:-1]).sum(-1).div_(norms[1:]).div_(norms[:-1])
-        stop = start + cosines.numel()
-        same = patch[start:stop] == patch[start - 1 : stop - 1]
-        result.index_copy_(0, slots[1:], cosines.masked_fill_(~same, -1.0))
+    cosines = torch.full((order.numel(),), -1.0, dtype=torch.float32, device=order.device)
+    for part, rows, norms in keys.blocks(order, overlap=1):
+        later = slice(part.start + 1, part.stop)
+        torch.sum(rows[1:] * rows[:-1], -1, out=cosines[later]).div_(norms[1:]).div_(norms[:-1])
+    cosines[1:].masked_fill_(patch[1:] != patch[:-1], -1.0)
+    result = torch.empty_like(cosines).index_copy_(0, order, cosines)
     return _negate_and_round(result, result).view(view.frames.shape)
 
 
@@ -80,9 +79,8 @@ def _mean_recent_units(view: LayerSlots, keys: KeyRows, patches: Patches, recent
     newest = newest[view.frames.flatten()[newest].argsort(stable=True)]
     patch = patches.index[newest]
     sums = torch.zeros(patches.count, view.keys.shape[-1], dtype=torch.float32, device=recent.device)
-    for slots, sum_index in zip(newest.split(BLOCK_ROWS), patch.split(BLOCK_ROWS), strict=True):
-        rows, norms = keys.load(slots)
-        _add_rows(sums, sum_index, rows.div_(norms[:, None]))
+    for part, rows, norms in keys.blocks(newest):
+        _add_rows(sums, patch[part], rows.div_(norms[:, None]))
     counts = torch.bincount(patch, minlength=patches.count)
     sums /= counts.clamp_min(1)[:, None]
     return sums, counts
