@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_every_number_with_a_unit_in_its_name_says_the_unit(path: Path) -> None:
 
 def test_cmake_generates_exactly_the_files_that_exist() -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text()
-    listed = [line.strip().strip('"') for line in cmake.splitlines() if line.strip().endswith(('.action"', '.msg"', '.srv"'))]
+    listed = re.findall(r'"((?:action|msg|srv)/\w+\.\w+)"', cmake)
     assert listed == [path.relative_to(ROOT).as_posix() for path in INTERFACES]
 
 
