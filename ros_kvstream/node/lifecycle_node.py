@@ -5,32 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from lifecycle_msgs.msg import Transition
+from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
 from ros_kvstream.errors import FrameError, KvStreamError
-from ros_kvstream.node.accounting import DropCause, FrameAccount
+from ros_kvstream.node.accounting import DropCause
 from ros_kvstream.node.cameras import CameraSubscription
-from ros_kvstream.node.compressed_images import compressed_to_rgb
-from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
+from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.heartbeat import Heartbeat
-from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
+from ros_kvstream.node.images import Rgb
 from ros_kvstream.node.kept_tokens import KeptTokens
-from ros_kvstream.node.memory_files import memory_file
 from ros_kvstream.node.messages import to_seconds
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion
-from ros_kvstream.node.reporting import Reporter, Session
-from ros_kvstream.node.services import Services
-from ros_kvstream.node.worker import Worker, WorkerEvents, describe
+from ros_kvstream.node.reporting import Reporter
+from ros_kvstream.node.services import Services, finished
+from ros_kvstream.node.session import Session, make_session
+from ros_kvstream.node.worker import WorkerEvents, describe
 from ros_kvstream.records import Observation
 
+CONFIGURE = Transition.TRANSITION_CONFIGURE
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 TICK_SECONDS = 0.05
 """Between two ticks by which the executor's lateness is measured."""
@@ -44,14 +44,18 @@ class KvStreamNode(LifecycleNode):
     def __init__(self, **arguments: Any) -> None:
         """Declare parameters, publishers and services; raise SettingsError for a bad parameter value."""
         super().__init__("kvstream", **arguments)
-        self.parameters = NodeParameters(self, lambda: self._session is None, self._new_budget)
+        self._preparing = False
+        self.parameters = NodeParameters(
+            self, lambda: self._session is None and not self._preparing, self._new_budget)
         self._reporter = Reporter(self, self.parameters)
         self._handlers = Services(self, self.parameters, self._reporter)
         self._kept_tokens = KeptTokens(self)
         self._faults_in_a_row = 0
         self.released = False
         """Whether the worker had ended when the node was destroyed."""
-        self._survive_wrong_transitions()
+        self._prepared: Session | Exception | None = None
+        """What ``on_configure`` takes: the next session, or why there is none."""
+        self._make_transitions_patient()
         self._ticked = time.monotonic()
         self.create_timer(TICK_SECONDS, self._tick, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._heartbeat = Heartbeat(
@@ -62,30 +66,56 @@ class KvStreamNode(LifecycleNode):
     def _session(self) -> Session | None:
         return self._reporter.session if hasattr(self, "_reporter") else None
 
-    def _survive_wrong_transitions(self) -> None:
-        """Answer a transition that the present state does not have with success = false; rclpy would raise and end."""
+    def _make_transitions_patient(self) -> None:
+        """Load models without holding up the executor, and answer a transition that the present state does not have
+        with success = false; rclpy's own service blocks for the one and raises, which ends the node, for the other.
+        """
         service = self._service_change_state
         change_state = service.callback
 
-        def safely(request: Any, response: Any) -> Any:
+        async def patiently(request: Any, response: Any) -> Any:
+            response.success = False
             try:
+                if self._preparing:
+                    raise KvStreamError("the node is configuring: wait until it is done.")
+                if request.transition.id == CONFIGURE or request.transition.label == "configure":
+                    await self._prepare()
                 return change_state(request, response)
             except Exception as error:  # noqa: BLE001 - any peer can ask for any transition
                 self.get_logger().warning(f"transition refused: {describe(error)}")
-                response.success = False
                 return response
 
-        service.callback = safely
+        service.callback = patiently
+        # In the node's own group, which takes one callback at a time, the wait would hold up everything else.
+        service.callback_group = ReentrantCallbackGroup()
+        service.callback_group.add_entity(service)
+
+    async def start(self) -> None:
+        """Configure and activate; a failure is logged and leaves the node unconfigured."""
+        await self._prepare()
+        if self.trigger_configure() == SUCCESS:
+            self.trigger_activate()
+
+    async def _prepare(self) -> None:
+        """Make the next session while the executor goes on; what comes of it is for ``on_configure`` to tell."""
+        if self._reporter.state != "unconfigured":
+            return
+        try:
+            making = make_session(self.parameters, self._events(), self.get_logger())
+            self._preparing, self._reporter.state, self._reporter.failure = True, "configuring", ""
+            self._prepared = await finished(self, making)
+        except Exception as error:  # noqa: BLE001 - rclpy would swallow it without a word
+            self._prepared = error
+        self._preparing, self._reporter.state = False, "unconfigured"
 
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Load the model and allocate the memory; FAILURE with the reason in the log and in diagnostics."""
-        self._reporter.state, self._reporter.failure = "configuring", ""
-        try:
-            self._reporter.session = self._make_session()
-        except Exception as error:  # noqa: BLE001 - rclpy would swallow it without a word
-            return self._failed("configure", "unconfigured", error)
+        """Take over the memory that was prepared; FAILURE with the reason in the log and in diagnostics."""
+        prepared, self._prepared = self._prepared, None
+        if not isinstance(prepared, Session):
+            return self._failed("configure", "unconfigured", prepared or KvStreamError("nothing was prepared."))
+        self._reporter.session, self._reporter.failure = prepared, ""
         self._reporter.state = "inactive"
         self.get_logger().info(f"Configured: {self._reporter.session.model}, {self._reporter.session.policy}, "
                                f"{self.parameters.value('memory.budget_mib'):g} MiB.")
@@ -142,49 +172,8 @@ class KvStreamNode(LifecycleNode):
 
     # -- building and taking down -----------------------------------------------------------------------------------
 
-    def _make_session(self) -> Session:
-        settings, depth = self.parameters.stream_settings(), self.parameters.depth()
-        account = FrameAccount()
-        frames = FrameQueue(self.parameters.value("ingest.queue_frames"), account)
-        events = WorkerEvents(self._observed, self._frame_refused, self._fault, self._token)
-        worker = Worker(frames, account, lambda message: convert(message, depth), events)
-        session = Session(worker, frames, account, settings.memory.policy, self.parameters.cameras())
-
-        restore = self._restore_from()
-
-        def make_memory() -> Any:
-            from ros_kvstream.stream import VideoMemory  # imports torch: seconds, and only in the worker's thread
-
-            memory = VideoMemory(settings)
-            if restore is not None:
-                memory.load(restore)
-            return memory
-
-        self._wait(worker.start(make_memory))
-        session.model, session.trained, session.check_budget = self._wait(worker.call(
-            lambda memory: (memory.model_name, memory.model.trained, memory.check_budget)))
-        return session
-
-    def _restore_from(self) -> Path | None:
-        """File that the memory starts from; None when it starts empty."""
-        name = self.parameters.value("memory.restore")
-        if not name:
-            return None
-        path = memory_file(self.parameters.value("memory.directory"), name)
-        if path.exists():
-            return path
-        self.get_logger().info(f"memory.restore: there is no {path.name} yet; the memory starts empty.")
-        return None
-
-    def _wait(self, done: Future[Any]) -> Any:
-        """Wait for the worker in a transition, in short steps so that a signal ends it."""
-        while self.context.ok():
-            try:
-                return done.result(timeout=0.1)
-            except NotYet:
-                if done.done():  # the worker's own time-out error, not ours
-                    return done.result()
-        raise KvStreamError("the node is being shut down.")
+    def _events(self) -> WorkerEvents:
+        return WorkerEvents(self._observed, self._frame_refused, self._fault, self._token)
 
     def _unsubscribe(self, session: Session) -> None:
         cameras, session.cameras = session.cameras, []
@@ -226,7 +215,7 @@ class KvStreamNode(LifecycleNode):
     def destroy_node(self) -> None:
         """Stop the threads, then destroy what they use."""
         self._heartbeat.stop()
-        self.released = self._release()
+        self.released = not self._preparing and self._release()
         self._handlers.destroy()
         super().destroy_node()
 
@@ -281,10 +270,3 @@ class KvStreamNode(LifecycleNode):
             self.get_logger().error("Deactivating after repeated errors (faults.action).")
             self.trigger_deactivate()
             self._reporter.failure = "deactivated after repeated errors inside the memory (faults.action)"
-
-
-def convert(message: Any, depth: DepthRendering) -> Rgb:
-    """Convert an image message of either type; raise FrameError when it is no picture."""
-    return compressed_to_rgb(message, depth) if hasattr(message, "format") else image_to_rgb(message, depth)
-
-

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.lifecycle import TransitionCallbackReturn
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.lifecycle_node import KvStreamNode
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     executor.add_node(node)
     try:
         if node.parameters.value("autostart"):
-            start(node)
+            executor.create_task(node.start)
         executor.spin()
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
@@ -44,14 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
-
-
-def start(node: KvStreamNode) -> bool:
-    """Configure and activate; a failure is logged by the node and leaves it unconfigured."""
-    return (node.trigger_configure() == TransitionCallbackReturn.SUCCESS
-            and node.trigger_activate() == TransitionCallbackReturn.SUCCESS)
-
-
 
 
 if __name__ == "__main__":

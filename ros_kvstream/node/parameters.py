@@ -61,13 +61,12 @@ class NodeParameters:
         self._refuse_misspelt()
         self.stream_settings()
         self.depth()
-        node.add_pre_set_parameters_callback(_integers_to_floats)
+        node.add_pre_set_parameters_callback(_all_as_meant)
         node.add_on_set_parameters_callback(self._check_change)
 
     def value(self, name: str) -> Any:
         """Return a parameter's value, of the type of its default."""
-        value = self._node.get_parameter(name).value
-        return float(value) if isinstance(BY_NAME[name].default, float) else value
+        return as_meant(BY_NAME[name], self._node.get_parameter(name).value)
 
     def stream_settings(self, changed: Mapping[str, Value] | None = None) -> StreamSettings:
         """Build the memory's settings; raise SettingsError when values do not go together.
@@ -143,6 +142,15 @@ class NodeParameters:
             return
         if not self._unconfigured():
             raise SettingsError(f"{name} may be changed {Change.CONFIGURE.value}.")
+
+
+def as_meant(spec: ParameterSpec, value: Any) -> Any:
+    """Take 64 for 64.0 where a number is wanted, and YAML's bare on / off, which are booleans, for these words."""
+    if isinstance(spec.default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) and "off" in spec.choices:
+        return "on" if value else "off"
+    return value
 
 
 def check_value(spec: ParameterSpec, value: Any) -> None:
@@ -222,8 +230,7 @@ def _declare(node: Node, spec: ParameterSpec) -> None:
         # Statically typed, rclpy would refuse "64" for a number; check_value does the type check instead.
         dynamic_typing=True,
     )
-    given = node.declare_parameter(spec.name, spec.default, descriptor).value
-    check_value(spec, given)
+    check_value(spec, as_meant(spec, node.declare_parameter(spec.name, spec.default, descriptor).value))
     if spec.low is not None and spec.high is not None:
         low, high = kind(spec.low), kind(spec.high)
         if kind is float:
@@ -257,12 +264,6 @@ def _declare_camera(node: Node, name: str, *, alone: bool) -> None:
         raise SettingsError(f"{name}.transport = {transport!r}: must be one of {', '.join(TRANSPORTS)}.")
 
 
-def _integers_to_floats(parameters: list[Parameter]) -> list[Parameter]:
-    """Take `ros2 param set ... 64` for 64.0 where the parameter is a number."""
-    return [
-        Parameter(parameter.name, Parameter.Type.DOUBLE, float(parameter.value))
-        if parameter.type_ is Parameter.Type.INTEGER and parameter.name in BY_NAME
-        and isinstance(BY_NAME[parameter.name].default, float)
-        else parameter
-        for parameter in parameters
-    ]
+def _all_as_meant(parameters: list[Parameter]) -> list[Parameter]:
+    return [Parameter(parameter.name, value=as_meant(BY_NAME[parameter.name], parameter.value))
+            if parameter.name in BY_NAME else parameter for parameter in parameters]

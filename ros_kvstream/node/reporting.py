@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode
 
 from ros_kvstream import msg
-from ros_kvstream.node.accounting import CameraCount, FrameAccount
-from ros_kvstream.node.cameras import CameraSubscription
+from ros_kvstream.node.accounting import CameraCount
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
-from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
+from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import SPREADS, CameraFigures, NodeFigures, stats_message, to_seconds
 from ros_kvstream.node.meters import Meters
-from ros_kvstream.node.parameters import CameraSettings, NodeParameters
-from ros_kvstream.node.worker import Worker
+from ros_kvstream.node.parameters import NodeParameters
+from ros_kvstream.node.session import Session
 from ros_kvstream.records import Answer, MemoryStats, Observation
 
 LATELY = 10.0
 """Seconds over which "lately" looks back."""
-
-
-@dataclass
-class Session:
-    """What exists between configure and cleanup."""
-
-    worker: Worker
-    frames: FrameQueue
-    account: FrameAccount
-    policy: str
-    camera_settings: tuple[CameraSettings, ...]
-    model: str = ""
-    trained: bool = True
-    check_budget: Callable[[float], None] = lambda _: None
-    """Raises BudgetError for a budget in MiB that the memory could not live with."""
-    cameras: list[CameraSubscription] = field(default_factory=list)
 
 
 class Reporter:

@@ -75,9 +75,13 @@ class Worker:
         self._stats_taken = 0.0
         self._thread: threading.Thread | None = None
 
-    def start(self, make_memory: Callable[[], Memory]) -> Future[None]:
-        """Start the thread and make the memory in it; the result is there once the memory is, or its error."""
-        made: Future[None] = Future()
+    def start(self, make_memory: Callable[[], Memory]) -> Future[Memory]:
+        """Start the thread and make the memory in it; the future holds it, or what went wrong.
+
+        Callbacks of the future run in the worker's thread before it does anything else; only there, and by ``call``,
+        may the memory be used.
+        """
+        made: Future[Memory] = Future()
         self._thread = threading.Thread(target=self._run, args=(make_memory, made), name="kvstream_worker", daemon=True)
         self._thread.start()
         return made
@@ -138,14 +142,14 @@ class Worker:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def _run(self, make_memory: Callable[[], Memory], made: Future[None]) -> None:
+    def _run(self, make_memory: Callable[[], Memory], made: Future[Memory]) -> None:
         try:
             self._memory = make_memory()
             self._stats = self._memory.stats()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the memory
             made.set_exception(error)
             return
-        made.set_result(None)
+        made.set_result(self._memory)
         while self._step():
             pass
         self._fail_calls()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.srv import DescribeParameters
 from support.running_node import RunningNode, image, picture, running_node
 
@@ -38,6 +39,22 @@ def test_without_autostart_the_node_waits_unconfigured_and_says_so(node: Running
     assert node.lifecycle_state() == "unconfigured"
     status = node.status("state")
     assert status.level == DiagnosticStatus.WARN and status.message.startswith("unconfigured")
+
+
+def test_while_the_model_is_loaded_the_node_answers_and_takes_no_other_transition(node: RunningNode) -> None:
+    go(node, "unconfigured")
+    request = ChangeState.Request(transition=Transition(id=CONFIGURE))
+    configuring = node.begin(ChangeState, "/kvstream/change_state", request)
+    answer = node.ask("what is there ?")
+    assert not answer.success
+    if not configuring.done():  # the first load takes seconds
+        assert answer.message == "the node is configuring: activate it first."
+        assert "while the node is unconfigured" in node.set_parameter("memory.policy", "recent")
+        assert not node.change(CONFIGURE)
+    node.until(configuring.done, "the end of the transition")
+    assert configuring.result().success
+    go(node, "unconfigured")
+    assert node.set_parameter("memory.policy", "sliding_window") == ""
 
 
 @pytest.mark.parametrize("state", ["unconfigured", "inactive"])
@@ -152,6 +169,15 @@ def test_a_bad_change_is_refused_with_the_reason(node: RunningNode, name: str, v
     go(node, "inactive")
     refusal = node.set_parameter(name, value)
     assert refusal and reason in refusal
+
+
+def test_whole_numbers_and_bare_words_are_taken_as_meant(node: RunningNode) -> None:
+    go(node, "unconfigured")
+    assert node.set_parameter("memory.budget_mib", 8) == ""
+    assert node.set_parameter("gate.mode", False) == ""  # what YAML makes of a bare off
+    go(node, "inactive")
+    go(node, "unconfigured")
+    assert node.set_parameter("gate.mode", "flow") == ""
 
 
 def test_parameters_describe_themselves(node: RunningNode) -> None:

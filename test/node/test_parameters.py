@@ -12,7 +12,7 @@ import yaml
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.parameter_file import render
 from ros_kvstream.node.parameter_table import BY_NAME, PARAMETERS, ParameterSpec
-from ros_kvstream.node.parameters import _build, check_cameras, check_value, parse_numbers, parse_options
+from ros_kvstream.node.parameters import _build, as_meant, check_cameras, check_value, parse_numbers, parse_options
 from ros_kvstream.settings import StreamSettings
 
 CONFIG = Path(__file__).parents[2] / "config" / "kvstream.yaml"
@@ -82,6 +82,13 @@ def test_every_default_is_valid_and_described(spec: ParameterSpec) -> None:
 
 def test_an_integer_is_accepted_where_a_number_is_wanted() -> None:
     check_value(BY_NAME["memory.budget_mib"], 64)
+
+
+def test_bare_words_of_yaml_are_taken_as_meant() -> None:
+    assert as_meant(BY_NAME["gate.mode"], False) == "off" and as_meant(BY_NAME["ladder.mode"], True) == "on"
+    assert as_meant(BY_NAME["autostart"], False) is False and as_meant(BY_NAME["memory.policy"], True) is True
+    number = as_meant(BY_NAME["memory.budget_mib"], 64)
+    assert number == 64.0 and isinstance(number, float)
 
 
 def test_policy_options_are_read_by_kind() -> None:

@@ -1,0 +1,87 @@
+"""What exists between configure and cleanup, and how it is made without holding up the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ros_kvstream.node.accounting import FrameAccount
+from ros_kvstream.node.cameras import CameraSubscription
+from ros_kvstream.node.compressed_images import compressed_to_rgb
+from ros_kvstream.node.frame_queue import FrameQueue
+from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
+from ros_kvstream.node.memory_files import memory_file
+from ros_kvstream.node.parameters import CameraSettings, NodeParameters
+from ros_kvstream.node.worker import Memory, Worker, WorkerEvents
+from ros_kvstream.settings import StreamSettings
+
+
+@dataclass
+class Session:
+    """One memory with its worker, queue, counters and cameras."""
+
+    worker: Worker
+    frames: FrameQueue
+    account: FrameAccount
+    policy: str
+    camera_settings: tuple[CameraSettings, ...]
+    model: str = ""
+    trained: bool = True
+    check_budget: Callable[[float], None] = lambda _: None
+    """Raises BudgetError for a budget in MiB that the memory could not live with."""
+    cameras: list[CameraSubscription] = field(default_factory=list)
+
+
+def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) -> Future[Session]:
+    """Start a worker that loads the model and makes the memory; the future holds the session, or what went wrong.
+
+    :raises KvStreamError: when the parameters do not go together.
+    """
+    settings, depth = parameters.stream_settings(), parameters.depth()
+    account = FrameAccount()
+    frames = FrameQueue(parameters.value("ingest.queue_frames"), account)
+    worker = Worker(frames, account, lambda message: convert(message, depth), events)
+    session = Session(worker, frames, account, settings.memory.policy, parameters.cameras())
+    done: Future[Session] = Future()
+
+    def complete(made: Future[Memory]) -> None:
+        if error := made.exception():
+            done.set_exception(error)
+            return
+        memory: Any = made.result()
+        session.model, session.trained = memory.model_name, memory.model.trained
+        session.check_budget = memory.check_budget
+        done.set_result(session)
+
+    restore = _restore_from(parameters, logger)
+    worker.start(lambda: _make_memory(settings, restore)).add_done_callback(complete)
+    return done
+
+
+def _make_memory(settings: StreamSettings, restore: Path | None) -> Memory:
+    from ros_kvstream.stream import VideoMemory  # imports torch: seconds, and only in the worker's thread
+
+    memory = VideoMemory(settings)
+    if restore is not None:
+        memory.load(restore)
+    return memory
+
+
+def _restore_from(parameters: NodeParameters, logger: Any) -> Path | None:
+    """File that the memory starts from; None when it starts empty."""
+    name = parameters.value("memory.restore")
+    if not name:
+        return None
+    path = memory_file(parameters.value("memory.directory"), name)
+    if path.exists():
+        return path
+    logger.info(f"memory.restore: there is no {path.name} yet; the memory starts empty.")
+    return None
+
+
+def convert(message: Any, depth: DepthRendering) -> Rgb:
+    """Convert an image message of either type; raise FrameError when it is no picture."""
+    return compressed_to_rgb(message, depth) if hasattr(message, "format") else image_to_rgb(message, depth)
