@@ -135,6 +135,7 @@ def question_line(job: Job, question: EvaluationQuestion, first: float) -> dict[
         "expected": question.expected.data(),
         "kind": question.kind,
         "task": question.task,
+        "tags": dict(question.tags),
         "camera": question.camera,
         "at": due if math.isfinite(due) else None,
         "first_stamp": first,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ros_kvstream.errors import SettingsError
+from ros_kvstream.evaluation.benchmark_formats import BENCHMARKS, find_benchmark, read_benchmark
 from ros_kvstream.evaluation.evaluate_plan import bag_episodes, patrol_episodes
 from ros_kvstream.evaluation.evaluate_table import show
 from ros_kvstream.evaluation.executors import EXECUTORS
@@ -46,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--length", type=float, default=600.0, help="seconds of a patrol (600)")
     what.add_argument("--patrol-questions", type=int, default=20, help="questions about each patrol (20)")
     what.add_argument("--seed", type=int, default=0, help="seed of the first patrol")
+    what.add_argument("--benchmark", default="", metavar="NAME", help=f"a published one: {', '.join(BENCHMARKS)}")
+    what.add_argument("--data", type=Path, help="with --benchmark: folder of its files and videos")
+    what.add_argument("--rate", type=float, default=1.0, help="with --benchmark: frames a second of the videos (1)")
+    what.add_argument("--limit", type=int, default=0, help="with --benchmark: the first so many videos (all)")
     grid = parser.add_argument_group("memories; lists separated by commas are combined")
     grid.add_argument("--model", default="tiny", help="'tiny', local folders or hub ids")
     grid.add_argument("--policy", default=",".join(POLICIES), help="selection policies (%(default)s)")
@@ -67,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run what was not run before, write results and report; returns the figures."""
-    episodes, kind = plan_episodes(options)
+    episodes, kind, notes = plan_episodes(options)
     cells = plan_cells(options, kind)
     jobs = make_jobs(cells, episodes)
     folder = ResultsFolder(options.output)
@@ -77,7 +82,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         folder.add(result)
     keys = [job.key for job in jobs]
     summaries = summarise(folder.runs(keys), folder.lines(keys))
-    report = make_report(summaries, options.output)
+    report = make_report(summaries, options.output, notes, options.benchmark)
     if not options.no_report:
         from ros_kvstream.evaluation.report import write_report
 
@@ -86,19 +91,27 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     return report
 
 
-def plan_episodes(options: argparse.Namespace) -> tuple[list[Episode], str]:
-    """The streams with their questions, and which kind of evaluation it is, a key of TEXT_ROOM."""
-    given = [name for name, value in (("BAG", options.bags), ("--patrol", options.patrol)) if value]
+def plan_episodes(options: argparse.Namespace) -> tuple[list[Episode], str, list[str]]:
+    """The streams with their questions, which kind of evaluation it is (a key of TEXT_ROOM), and what is missing."""
+    ways = {"recordings and --questions": options.bags, "--patrol N": options.patrol,
+            "--benchmark NAME and --data": options.benchmark}  # fmt: skip
+    given = [way for way, value in ways.items() if value]
     if len(given) != 1:
-        raise SettingsError("give either recordings and --questions, or --patrol N: "
-                            + ("not both" if given else "such as `kvstream evaluate --patrol 4`"))  # fmt: skip
+        text = f"not {' and '.join(given)}" if given else "such as `kvstream evaluate --patrol 4`"
+        raise SettingsError(f"give one of {', '.join(ways)}: {text}")
+    if options.bags:
+        if options.questions is None:
+            raise SettingsError("--questions: which file holds the questions about the recordings?")
+        cameras = [_split(text, "--camera", "NAME=TOPIC") for text in options.camera]
+        episodes = bag_episodes(options.bags, options.questions, cameras, options.start, options.duration)
+        return episodes, "questions", []
+    require(options.questions is None, "--questions", options.questions, "given together with a BAG")
     if options.patrol:
-        require(options.questions is None, "--questions", options.questions, "given together with a BAG")
-        return patrol_episodes(options.patrol, options.length, options.patrol_questions, options.seed), "patrol"
-    if options.questions is None:
-        raise SettingsError("--questions: which file holds the questions about the recordings?")
-    cameras = [_split(text, "--camera", "NAME=TOPIC") for text in options.camera]
-    return bag_episodes(options.bags, options.questions, cameras, options.start, options.duration), "questions"
+        return patrol_episodes(options.patrol, options.length, options.patrol_questions, options.seed), "patrol", []
+    if options.data is None:
+        raise SettingsError("--data: in which folder are the files and videos of the benchmark?")
+    reading = read_benchmark(options.benchmark, options.data, options.rate, options.limit)
+    return reading.episodes, "benchmark", reading.notes
 
 
 def plan_cells(options: argparse.Namespace, kind: str) -> list[Cell]:
@@ -115,10 +128,12 @@ def plan_cells(options: argparse.Namespace, kind: str) -> list[Cell]:
 
 
 def read_override(text: str) -> Override:
-    """Read NAME=VALUE, the value as YAML."""
+    """Read NAME=VALUE, the value as YAML; on and off are words, as settings have them."""
     import yaml
 
     name, value = _split(text, "--set", "NAME=VALUE")
+    if value in ("on", "off"):
+        return name, value
     try:
         return name, yaml.safe_load(value)
     except yaml.YAMLError as error:
@@ -171,13 +186,19 @@ def _executed(options: argparse.Namespace, jobs: Sequence[Job], console: Console
             yield job, result
 
 
-def make_report(summaries: Sequence[CellSummary], output: Path) -> dict[str, Any]:
-    """The figures as one JSON object."""
-    notes = dict.fromkeys(
+def make_report(
+    summaries: Sequence[CellSummary], output: Path, notes: Sequence[str] = (), benchmark: str = ""
+) -> dict[str, Any]:
+    """The figures as one JSON object.
+
+    :param notes: what was said before any run; :param benchmark: whose paper's scores are worked out.
+    """
+    found = (
         f"{run['episode']}: {note}" for summary in summaries for run in summary.runs for note in run.get("notes", ())
     )
-    return {
-        "cells": [summary.data() for summary in summaries],
-        "notes": list(notes),
-        "results": str(output / "results.jsonl"),
-    }
+    cells = [summary.data() for summary in summaries]
+    if benchmark:
+        score = find_benchmark(benchmark).score
+        for cell, summary in zip(cells, summaries, strict=True):
+            cell["scores"] = [entry.data() for entry in score(summary.lines)]
+    return {"cells": cells, "notes": list(dict.fromkeys([*notes, *found])), "results": str(output / "results.jsonl")}

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ros_kvstream.evaluation.grid import Job, read_cell
+from ros_kvstream.evaluation.grid import Cell, Job, read_cell
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ros_kvstream.evaluation.cell_run import RunResult
 
@@ -42,16 +43,13 @@ class GridProgress:
         self._progress.update(self._task, completed=self._settled + self._frames)
 
     def finished(self, job: Job, result: RunResult) -> None:
-        """Note that a run is done; one that was refused is said at once."""
+        """Note that a run is done."""
         from rich.markup import escape
 
         self._done += 1
         self._settled, self._frames = self._settled + self._sizes[job.key], 0
         text = self._text(f"  {job.episode.name} {job.cell.policy}")
         self._progress.update(self._task, completed=self._settled, description=escape(text))
-        if result.run["status"] == "refused":
-            name, reason = escape(f"{job.episode.name}, {job.cell.label}"), escape(result.run["reason"])
-            self._progress.console.print(f"[yellow]{name}: refused.[/] {reason}")
 
     def __enter__(self) -> GridProgress:
         self._progress.start()
@@ -66,52 +64,76 @@ class GridProgress:
 def show(report: dict[str, Any], console: Console) -> None:
     """Print the table of memories, and where results and report are."""
     from rich.markup import escape
-    from rich.table import Table
 
     cells = [read_cell(row["cell"]) for row in report["cells"]]
-    several = len({cell.model for cell in cells}) > 1
-    names = [f"{cell.label} ({cell.model})" if several else cell.label for cell in cells]
-    if cells and not several:
-        console.print(f"[dim]model: {escape(cells[0].model)}[/]")
-    table = Table(title="accuracy with its 95 % interval", header_style="bold", title_style="dim")
-    for column in ("memory", "accuracy", "now", "before", "evidence", "first token", "a frame", "peak"):
-        table.add_column(column, justify="left" if column == "memory" else "right")
-    best = max((row["accuracy"]["value"] for row in report["cells"] if row["accuracy"]), default=None)
-    for name, row in zip(names, report["cells"], strict=True):
-        accuracy = row["accuracy"]
-        style = "bold green" if accuracy and accuracy["value"] == best else ""
-        table.add_row(
-            escape(name), _interval(accuracy), _percent(row["now"]), _percent(row["before"]),
-            _percent(row["recall"]), _milliseconds(row["first_token_ms"]), _milliseconds(row["ingest_ms"]),
-            _bytes(row), style=style,
-        )  # fmt: skip
-    console.print(table)
-    for name, row in zip(names, report["cells"], strict=True):
+    console.print(_table(report["cells"], cells))
+    for cell, row in zip(cells, report["cells"], strict=True):
         if row["refused"]:
-            console.print(f"[yellow]{escape(name)}: refused on {len(row['refused'])} of {row['runs']} streams.[/]")
+            text = f"{cell.label}: refused on {len(row['refused'])} of {row['runs']} streams: {row['refused'][0]}"
+            console.print(f"[yellow]{escape(text)}[/]")
+    if any(row.get("scores") for row in report["cells"]):
+        console.print(_scores(report["cells"], cells))
     for note in report["notes"]:
         console.print(f"[yellow]{escape(note)}[/]")
-    for title, text in (("Report", report.get("report")), ("Results", report["results"])):
-        if text:
-            console.print(f"[dim]{title}: {escape(text)}[/]", soft_wrap=True)
+    for title in ("report", "results"):
+        if report.get(title):
+            console.print(f"[dim]{title.title()}: {escape(report[title])}[/]", soft_wrap=True)
 
 
-def _interval(share: Mapping[str, float] | None) -> str:
-    if share is None:
-        return "-"
-    return f"{100 * share['value']:.1f} ({100 * share['low']:.0f}-{100 * share['high']:.0f}) %"
+def _table(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Table:
+    """One line a memory; columns that say nothing are left out."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    models = {cell.model for cell in cells}
+    table = Table(header_style="bold", title_style="dim", title=None if len(models) > 1 else f"model: {cells[0].model}")
+    for column in (["model"] if len(models) > 1 else []) + ["policy", "budget"]:
+        table.add_column(column, overflow="fold")
+    archives = any(cell.archive_mib for cell in cells)
+    for column in ["archive"] * archives + ["right %", "95 %", "now %", "before %", "found %", "TTFT", "frame", "MiB"]:
+        table.add_column(column, justify="right", no_wrap=True)
+    best = max((row["accuracy"]["value"] for row in rows if row["accuracy"]), default=None)
+    for cell, row in zip(cells, rows, strict=True):
+        accuracy = row["accuracy"]
+        names = [cell.model] * (len(models) > 1) + [cell.policy, cell.budget]
+        names += [f"{cell.archive_mib:g}" if cell.archive_mib else "-"] * archives
+        figures = [
+            _percent(accuracy), f"{100 * accuracy['low']:.0f}-{100 * accuracy['high']:.0f}" if accuracy else "-",
+            _percent(row["now"]), _percent(row["before"]), _percent(row["recall"]),
+            _number(row["first_token_ms"]), _number(row["ingest_ms"]), _mebibytes(row),
+        ]  # fmt: skip
+        style = "bold green" if accuracy and accuracy["value"] == best else ""
+        table.add_row(*map(escape, names), *figures, style=style)
+    table.caption = "found: evidence among the frames looked at; TTFT and frame in milliseconds; MiB: highest used"
+    return table
+
+
+def _scores(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Table:
+    """A benchmark's scores as its paper reports them, one column a memory."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="as the paper reports it, %", title_style="dim", header_style="bold")
+    table.add_column("")
+    names = list(dict.fromkeys(score["name"] for row in rows for score in row["scores"]))
+    for cell in cells:
+        table.add_column(escape(cell.label), justify="right", overflow="fold")
+    found = [{score["name"]: score["value"] for score in row["scores"]} for row in rows]
+    for name in names:
+        table.add_row(escape(name), *(f"{100 * own[name]:.1f}" if name in own else "-" for own in found))
+    return table
 
 
 def _percent(share: Mapping[str, float] | None) -> str:
-    return "-" if share is None else f"{100 * share['value']:.1f} %"
+    return "-" if share is None else f"{100 * share['value']:.1f}"
 
 
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
-def _bytes(row: Mapping[str, Any]) -> str:
+def _mebibytes(row: Mapping[str, Any]) -> str:
     if not row["peak_bytes"]:
         return "-"
     archive = f" + {row['archive_bytes'] / MIB:.2f}" if row["archive_bytes"] else ""
-    return f"{row['peak_bytes'] / MIB:.2f}{archive} MiB"
+    return f"{row['peak_bytes'] / MIB:.2f}{archive}"

@@ -37,8 +37,11 @@ class Runner:
     def _model(self, job: Job) -> VideoLanguageModel:
         """The job's model; another one is dropped first."""
         if self._loaded is None or self._loaded[0] != job.cell.model:
+            from transformers.utils import logging
+
             from ros_kvstream.models.loading import load_model
 
+            logging.disable_progress_bar()  # there is one for the whole evaluation
             self._loaded = None
             model = load_model(ModelSettings(path=job.cell.model, device=self._device))
             self._loaded = (job.cell.model, model)

@@ -52,6 +52,8 @@ class EvaluationQuestion:
     """Name of the recording that it is about; empty: any."""
     whole_prompt: bool = False
     """Whether the text is all that is asked; else the choices are added where there are any."""
+    tags: tuple[tuple[str, str], ...] = ()
+    """What a benchmark's scores are split by, beside the task."""
 
     def stamp(self, time: float, first: float) -> float:
         """Header stamp of a time of this question, seconds.

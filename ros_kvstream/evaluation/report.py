@@ -1,0 +1,201 @@
+"""One self-contained HTML file about an evaluation: plots, tables, and every question with its pictures and answers."""
+
+from __future__ import annotations
+
+import base64
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import cv2
+
+from ros_kvstream.errors import KvStreamError
+from ros_kvstream.evaluation.grid import Episode
+from ros_kvstream.evaluation.report_plots import draw
+from ros_kvstream.evaluation.scoring import read_expectation
+from ros_kvstream.evaluation.summary import CellSummary, Line, share
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+MOST_QUESTIONS = 300
+"""Questions shown one by one; results.jsonl has them all."""
+TRUE_PICTURES, SEEN_PICTURES = 2, 3
+"""Pictures of a question: of the true evidence, and of the frames that the best memory looked at."""
+NEAR_SECONDS = 0.5
+"""A picture stands for a stamp of the evidence when it is this close."""
+THUMBNAIL_WIDTH, JPEG_QUALITY = 132, 72
+PACKAGES = ("ros_kvstream", "torch", "transformers", "numpy")
+CAPTIONS = {
+    "accuracy": ("Accuracy against bytes", "Shaded: 95 % bootstrap interval."),
+    "age": ("Accuracy by the age of the evidence",
+            "From the newest frame that shows the answer to the moment of the question."),
+    "recall": ("Was the evidence looked at?",
+               "Share of the questions about before with a frame of the true evidence among those looked at."),
+    "latency": ("Latency against length", "All budgets of a policy together; medians over equal numbers of points."),
+    "memory": ("Memory over time", "Arena and archive together over the longest stream; dotted: the cap."),
+}  # fmt: skip
+Moment = tuple[str, str, float]
+"""(stream, camera or "" for any, header stamp)."""
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small picture of a frame."""
+
+    number: int
+    stamp: float
+    camera: str
+    jpeg: str
+    """Base64."""
+
+
+def write_report(
+    summaries: Sequence[CellSummary], episodes: Sequence[Episode], folder: Path, thumbnails: int = 200
+) -> Path:
+    """Write report.html and plots/*.png; returns the path of the first.
+
+    :param thumbnails: pictures in the report, at most; the recordings are read once more for them.
+    """
+    import jinja2
+
+    plots = draw(summaries, folder / "plots")
+    best = best_cell(summaries)
+    questions = question_cards(summaries, best)
+    pictures = collect_pictures(questions, episodes, thumbnails)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                                     undefined=jinja2.StrictUndefined)  # fmt: skip
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    runs = [run for summary in summaries for run in summary.runs]
+    text = template.render(
+        summaries=summaries,
+        best=best,
+        plots=[(*CAPTIONS[name], svg, name) for name, svg in plots.items()],
+        tasks=task_table(summaries),
+        questions=questions[:MOST_QUESTIONS],
+        left_out=max(0, len(questions) - MOST_QUESTIONS),
+        pictures=pictures,
+        thumbnails={picture.number: picture for picture in pictures.values()}.values(),
+        streams=sorted({(run["episode"], run.get("frames", 0)) for run in runs if run["status"] == "done"}),
+        models=sorted({summary.cell.model for summary in summaries}),
+        archives=any(summary.cell.archive_mib for summary in summaries),
+        overrides=sorted({override for summary in summaries for override in summary.cell.overrides}, key=str),
+        notes=list(dict.fromkeys(f"{run['episode']}: {note}" for run in runs for note in run.get("notes", ()))),
+        versions=versions(),
+        mib=1 << 20,
+    )
+    path = folder / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def best_cell(summaries: Sequence[CellSummary]) -> CellSummary | None:
+    """The memory with the most right answers; of equal ones that with the fewest bytes."""
+    ranked = [(accuracy.value, -summary.budget_bytes(), -index, summary)
+              for index, summary in enumerate(summaries) if (accuracy := summary.accuracy())]  # fmt: skip
+    return max(ranked, key=lambda entry: entry[:3])[3] if ranked else None
+
+
+def question_cards(summaries: Sequence[CellSummary], best: CellSummary | None) -> list[dict[str, Any]]:
+    """Every question once, with the answers of all cells, those of equal text together."""
+    cards: dict[tuple[str, str], dict[str, Any]] = {}
+    for summary in summaries:
+        for line in summary.lines:
+            card = cards.setdefault((line["episode"], line["question"]), _card(line))
+            text = line["error"] or line["answer"] or "(nothing)"
+            answer = card["answers"].setdefault((text, line["correct"]), [])
+            answer.append(summary.cell.label)
+            card["judged"] += line["correct"] is not None
+            card["right"] += bool(line["correct"])
+            if summary is best:
+                card["seen"] = [
+                    (line["episode"], frame["camera"], frame["stamp"]) for frame in line["evidence"][:SEEN_PICTURES]
+                ]
+    return list(cards.values())
+
+
+def _card(line: Line) -> dict[str, Any]:
+    stamps = line["true_evidence"]
+    chosen = [stamps[0], stamps[-1]] if len(stamps) > 1 else list(stamps)
+    return {
+        "episode": line["episode"], "text": line["text"], "kind": line["kind"], "task": line["task"],
+        "expected": read_expectation(line["expected"]).text(), "first_stamp": line["first_stamp"],
+        "asked": (line["asked_at"] or line["first_stamp"]) - line["first_stamp"],
+        "true": [(line["episode"], line["camera"], stamp) for stamp in chosen[:TRUE_PICTURES]],
+        "seen": [], "answers": {}, "judged": 0, "right": 0,
+    }  # fmt: skip
+
+
+def collect_pictures(
+    questions: Sequence[Mapping[str, Any]], episodes: Sequence[Episode], most: int
+) -> dict[Moment, Thumbnail]:
+    """Pictures of the moments that the first questions name; a moment without a frame near it has none."""
+    wanted: dict[str, list[Moment]] = {}
+    count = 0
+    for card in questions[:MOST_QUESTIONS]:
+        for moment in (*card["true"], *card["seen"]):
+            known = wanted.setdefault(moment[0], [])
+            if moment not in known and count < most:
+                known.append(moment)
+                count += 1
+    found: dict[Moment, Thumbnail] = {}
+    numbers: dict[Moment, Thumbnail] = {}
+    for episode in episodes:
+        for moment, frame in _nearest(episode, wanted.get(episode.name, ())):
+            exact = (episode.name, frame[0], frame[1])
+            if exact not in numbers:
+                numbers[exact] = Thumbnail(len(numbers), frame[1], frame[0], frame[2])
+            found[moment] = numbers[exact]
+    return found
+
+
+def _nearest(episode: Episode, moments: Sequence[Moment]) -> Iterator[tuple[Moment, tuple[str, float, str]]]:
+    """(camera, stamp, JPEG) of the frame nearest to each moment; one pass over the stream."""
+    if not moments:
+        return
+    best: dict[Moment, tuple[float, str, float, str]] = {}
+    try:
+        for frame in episode.source.frames(lambda _: None):
+            jpeg = ""
+            for moment in moments:
+                away = abs(frame.stamp - moment[2])
+                if away <= min(NEAR_SECONDS, best.get(moment, (NEAR_SECONDS,))[0]) and moment[1] in ("", frame.camera):
+                    jpeg = jpeg or thumbnail(frame.picture)
+                    best[moment] = (away, frame.camera, frame.stamp, jpeg)
+    except (KvStreamError, OSError):  # the recording is gone: the report does without its pictures
+        return
+    for moment, (_, camera, stamp, jpeg) in best.items():
+        yield moment, (camera, stamp, jpeg)
+
+
+def thumbnail(picture: Any) -> str:
+    """A small JPEG of a picture (RGB [height, width, 3]), as base64."""
+    height, width = picture.shape[:2]
+    scale = THUMBNAIL_WIDTH / width
+    size = (THUMBNAIL_WIDTH, max(1, round(height * scale)))
+    small = cv2.resize(picture, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST)
+    _, data = cv2.imencode(".jpg", small[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return base64.b64encode(data.tobytes()).decode()
+
+
+def task_table(summaries: Sequence[CellSummary]) -> list[tuple[str, int, list[float | None]]]:
+    """(task, questions, share of right ones per cell); empty where the questions name no tasks."""
+    tasks = sorted({line["task"] for summary in summaries for line in summary.lines if line["task"]})
+    rows = []
+    for task in tasks:
+        found = [share(line for line in summary.lines if line["task"] == task) for summary in summaries]
+        rows.append((task, max((part.count for part in found if part), default=0),
+                     [part.value if part else None for part in found]))  # fmt: skip
+    return rows
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
