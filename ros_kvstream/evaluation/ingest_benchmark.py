@@ -1,0 +1,138 @@
+"""`kvstream benchmark ingest`: a frame's and a question's way, ours beside the library's own forward.
+
+One process, shared random weights at the block shapes of Qwen2.5-VL-3B, turn about. Takes a few minutes and 4 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+LAYERS, BLOCKS = 36, 32
+"""Of the whole model; what is measured on fewer is scaled up."""
+GRIDS_PER_COMPACTION = 8
+"""Published setting: 32 grids cut to 24."""
+TTFT_FRAMES = (16, 64, 256, 1024, 10_000)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--layers", type=int, default=2, help="language-model layers that are run (%(default)s)")
+    parser.add_argument("--blocks", type=int, default=4, help="vision blocks that are run (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; the median counts (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
+    parser.add_argument("--frames", type=int, default=TTFT_FRAMES[-1], help="longest stream of the answer latency")
+
+
+def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure; returns the report of ``--json`` (ratios: plain time / our time)."""
+    from ros_kvstream.evaluation.ingest_timing import IngestShape, make_network, time_language, time_vision
+    from ros_kvstream.models.loading import resolve_device
+
+    device = str(resolve_device(options.device))
+    shape = IngestShape(options.layers, options.blocks, repeats=options.repeats, device=device)
+    with console.status("Making random weights of Qwen2.5-VL-3B's block shapes"):
+        network = make_network(shape)
+    with console.status("Vision tower, the library's path and ours turn about"):
+        vision = time_vision(network, shape)
+    language = {}
+    for slots in shape.slots:
+        with console.status(f"Prefill and decode at {slots} slots, turn about"):
+            language[slots] = time_language(network, shape, slots)
+    with console.status("Compaction beside the published formulation, turn about"):
+        compaction = compaction_ms(options.layers)
+    with console.status("Time to first token against frames seen"):
+        first_token = time_to_first_token([count for count in TTFT_FRAMES if count <= options.frames])
+    full = language[shape.slots[-1]]["prefill"]
+    whole = [
+        vision_ms * BLOCKS / shape.blocks + prefill_ms * LAYERS / shape.layers + cut_ms / GRIDS_PER_COMPACTION
+        for vision_ms, prefill_ms, cut_ms in (
+            (vision.plain_ms, full.plain_ms, compaction["plain_ms"]),
+            (vision.ours_ms, full.ours_ms, compaction["ours_ms"]),
+        )
+    ]
+    return {
+        "vision": vision.ratio,
+        "prefill": {str(slots): pair["prefill"].ratio for slots, pair in language.items()},
+        "decode": {str(slots): pair["decode"].ratio for slots, pair in language.items()},
+        "compaction": compaction["plain_ms"] / compaction["ours_ms"],
+        "ingest": whole[0] / whole[1],
+        "of_floor": shares_of_floor(shape, vision, language),
+        "ttft_ms": {str(frames): ms for frames, ms in first_token.items()},
+        "ms": {
+            "vision": [vision.plain_ms, vision.ours_ms],
+            **{f"{name} at {slots}": [pair[name].plain_ms, pair[name].ours_ms]
+               for name in ("prefill", "decode") for slots, pair in language.items()},
+            "ingest of a frame, scaled up": whole,
+        },
+    }  # fmt: skip
+
+
+def compaction_ms(layers: int) -> dict[str, float]:
+    """One cut of 32 grids to 24 in bfloat16, scaled up to all layers: published formulation and ours."""
+    from ros_kvstream.evaluation.selection_timing import BenchmarkShape, measure
+
+    row = measure(BenchmarkShape(layers=layers))["bfloat16"]
+    return {"plain_ms": row["published_ms"] * LAYERS / layers, "ours_ms": row["ours_ms"] * LAYERS / layers}
+
+
+def shares_of_floor(shape: Any, vision: Any, language: dict[int, Any]) -> dict[str, float]:
+    """Our measured time over the least time, per step."""
+    from ros_kvstream.evaluation import ingest_floor as floor
+
+    rate, bandwidth = floor.matrix_rate(shape), floor.copy_bandwidth(shape)
+    shares = {"vision": vision.ours_ms / 1e3 * rate / floor.vision_operations(shape)}
+    for slots, pair in language.items():
+        operations = floor.language_operations(shape, 144, slots)
+        shares[f"prefill at {slots}"] = pair["prefill"].ours_ms / 1e3 * rate / operations
+        shares[f"decode at {slots}"] = pair["decode"].ours_ms / 1e3 * bandwidth / floor.decode_bytes(shape, slots)
+    return shares
+
+
+def time_to_first_token(frames: list[int], questions: int = 5) -> dict[int, float]:
+    """Median milliseconds to the first answer token after so many frames, tiny model, small budget, archive on."""
+    import statistics
+
+    import numpy as np
+
+    from ros_kvstream.memory.archive_settings import ArchiveSettings
+    from ros_kvstream.settings import MemorySettings, StreamSettings
+    from ros_kvstream.stream import VideoMemory
+
+    memory = MemorySettings(budget_mib=1.0, block_frames=16, max_question_tokens=32, max_answer_tokens=16)
+    stream = VideoMemory(StreamSettings(memory=memory, archive=ArchiveSettings(budget_mib=8.0)))
+    generator = np.random.default_rng(0)
+    pictures = generator.integers(0, 255, (64, 56, 56, 3), dtype=np.uint8)
+    measured, seen = {}, 0
+    for count in frames:
+        while seen < count:
+            stream.observe(pictures[seen % len(pictures)], seen / 2)
+            seen += 1
+        while stream.idle():
+            pass
+        asked = [stream.ask("what colour was the cone ?", max_new_tokens=1) for _ in range(questions + 1)]
+        measured[count] = statistics.median(answer.latency.first_token_ms for answer in asked[1:])
+    stream.close()
+    return measured
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Print the report for people."""
+    table = Table(title="A frame's and a question's way: the library's forward beside ours (ms, medians)")
+    for name in ("", "plain", "ours", "ratio"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, (plain, ours) in report["ms"].items():
+        table.add_row(name, f"{plain:.1f}", f"{ours:.1f}", f"{plain / ours:.2f}")
+    table.add_row("compaction", "", "", f"{report['compaction']:.2f}")
+    console.print(table)
+    floors = Table(title="Our time over the least that this machine could take")
+    floors.add_column("step")
+    floors.add_column("times the floor", justify="right")
+    for name, share in report["of_floor"].items():
+        floors.add_row(name, f"{share:.2f}")
+    console.print(floors)
+    flat = ", ".join(f"{ms:.1f} ms after {int(frames):,}" for frames, ms in report["ttft_ms"].items())
+    console.print(f"Time to first token (tiny model, 1 MiB, archive on): {flat} frames")
