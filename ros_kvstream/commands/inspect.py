@@ -1,16 +1,18 @@
 """What a byte budget holds for a model: slots, frames, seconds, bytes per part. Reads no weights.
 
 Example: kvstream inspect Qwen/Qwen2.5-VL-3B-Instruct --budget-mib 512 --frame 640x480 --dtype bfloat16
+         kvstream inspect Qwen/Qwen2.5-VL-3B-Instruct --saliency kitchen.jpg --output patches.png
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.settings import MemorySettings, ModelSettings, require_finite
+from ros_kvstream.settings import MemorySettings, ModelSettings, SaliencySettings, require_finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("block_frames", "max_question_tokens", "max_answer_tokens"):
         default = getattr(memory, name)
         add(f"--{name.replace('_', '-')}", type=int, default=default, metavar="N", help=f"memory.{name} ({default})")
+    saliency = SaliencySettings()
+    add("--saliency", type=Path, metavar="IMAGE", help="instead: draw which patches of this picture would be left out")
+    add("--output", type=Path, default=Path("saliency.png"), metavar="PNG", help="picture to write (%(default)s)")
+    add("--threshold", type=float, default=saliency.threshold, metavar="N", help="saliency.threshold (%(default)g)")
+    add("--guard", type=int, default=saliency.guard, metavar="N", help="saliency.guard (%(default)s)")
+    add("--max-pruned", type=float, default=saliency.max_pruned, metavar="N", help="saliency.max_pruned (%(default)g)")
 
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -58,7 +66,27 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         from ros_kvstream.models.loading import describe_model
 
         model = describe_model(settings)
+    if options.saliency is not None:
+        patches = SaliencySettings("prune", options.threshold, options.guard, options.max_pruned)
+        return saliency_report(model, options.saliency, options.output, patches)
     return budget_report(model, memory, options.frame, options.fps)
+
+
+def saliency_report(
+    model: VideoLanguageModel, picture: Path, output: Path, settings: SaliencySettings
+) -> dict[str, Any]:
+    """Draw a picture's saliency on the model's own patch grid; raises FrameError for what is no picture."""
+    import cv2
+
+    from ros_kvstream.errors import FrameError
+    from ros_kvstream.vision.saliency import write_overlay
+
+    pixels = cv2.imread(str(picture))
+    if pixels is None:
+        raise FrameError(f"--saliency {picture}: there is no picture that can be read")
+    rows, columns = model.grid(*pixels.shape[:2])
+    resized = rows * model.patch_side, columns * model.patch_side
+    return {"output": str(output), "saliency": write_overlay(picture, output, settings, (rows, columns), resized)}
 
 
 def plan_memory(model: VideoLanguageModel, memory: MemorySettings, frame_tokens: int) -> BudgetPlan:
@@ -115,6 +143,14 @@ def budget_report(
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print the report for people."""
+    if "saliency" in report:
+        figures = report["saliency"]
+        console.print(
+            f"{figures['rows']:.0f} x {figures['columns']:.0f} patches, saliency {figures['least']:.1f} to "
+            f"{figures['greatest']:.1f} grey levels; {figures['kept_share']:.0%} would be prefilled. "
+            f"Drawn in {report['output']}."
+        )
+        return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -247,7 +247,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--donkey", type=Path, default=Path("test/data/donkey_track"), metavar="BAG", help="moving car")
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="frames of each stream (0: all)")
     parser.add_argument("--streams", type=int, default=12, metavar="N", help="patrol streams that are asked about")
-    parser.add_argument("--length", type=int, default=96, metavar="N", help="frames of those streams; a memory holds a quarter of them")
+    parser.add_argument("--length", type=int, default=96, metavar="N", help="frames of those streams, 4 tokens each")
     parser.add_argument("--questions", type=int, default=22, metavar="N", help="questions about each of them")
 
 

@@ -102,3 +102,24 @@ def test_sizes_read_well(count: int, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(12.5, "12.5 s"), (600.0, "10 min 0 s"), (9000.0, "2 h 30 min")])
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_saliency_is_drawn_on_the_models_own_grid(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import cv2
+    import numpy as np
+
+    picture = np.full((168, 224, 3), 100, np.uint8)
+    picture[60:90, 60:90] = (0, 0, 255)
+    cv2.imwrite(str(tmp_path / "in.png"), picture)
+    report = inspected(capsys, model, "--max-frame-pixels", 224 * 168, "--saliency", tmp_path / "in.png", "--output",
+                       tmp_path / "out.png", "--max-pruned", 0.9)  # fmt: skip
+    assert (report["saliency"]["rows"], report["saliency"]["columns"]) == (6, 8)
+    assert 0.1 <= report["saliency"]["kept_share"] < 0.6
+    assert cv2.imread(str(tmp_path / "out.png")) is not None
+
+
+def test_what_is_no_picture_is_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model), "--saliency", str(tmp_path / "missing.png")]) == 2
+    assert "missing.png" in capsys.readouterr().err
