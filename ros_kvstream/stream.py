@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -360,6 +360,32 @@ class VideoMemory:
         self._flush()
         self._move_to(plan)
         self._budget_mib = budget_mib
+
+    @staticmethod
+    def check_settings(settings: StreamSettings) -> None:
+        """Raise SettingsError for what the settings themselves cannot tell, the policy's options; from any thread."""
+        make_policy(settings.memory.policy, settings.memory.policy_options)
+
+    def reconfigure(self, settings: StreamSettings) -> None:
+        """Take over, on the live stream, what needs no other plan of the memory.
+
+        That is the policy and when it makes room, gate, saliency and how frames are ranked. Everything else in
+        ``settings`` is ignored; see ``set_budget`` for the cap.
+
+        :raises SettingsError: for a policy's bad option; nothing is changed then.
+        """
+        policy = make_policy(settings.memory.policy, settings.memory.policy_options)
+        now, memory = self.settings, settings.memory
+        changed = replace(now.memory, policy=memory.policy, policy_options=memory.policy_options,
+                          keep_ratio=memory.keep_ratio, high_water=memory.high_water)  # fmt: skip
+        fixed = ("external", "layers", "room_tokens", "pending_pictures")
+        ranking = replace(settings.retrieval, **{name: getattr(now.retrieval, name) for name in fixed})
+        if (settings.gate, settings.saliency) != (now.gate, now.saliency):
+            self.thinner = FrameThinner(settings.gate, settings.saliency)
+        if self.recall is not None:
+            self.recall.settings = ranking
+        self.policy = policy
+        self.settings = replace(now, memory=changed, gate=settings.gate, saliency=settings.saliency, retrieval=ranking)
 
     def clear(self) -> None:
         """Forget every frame; the budget, the model and the counters stay."""

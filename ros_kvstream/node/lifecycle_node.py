@@ -29,6 +29,7 @@ from ros_kvstream.node.services import Services, finished
 from ros_kvstream.node.session import Session, make_session
 from ros_kvstream.node.worker import WorkerEvents, describe
 from ros_kvstream.records import Observation
+from ros_kvstream.settings import StreamSettings
 
 CONFIGURE = Transition.TRANSITION_CONFIGURE
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
@@ -46,7 +47,8 @@ class KvStreamNode(LifecycleNode):
         super().__init__("kvstream", **arguments)
         self._preparing = False
         self.parameters = NodeParameters(
-            self, lambda: self._session is None and not self._preparing, self._new_budget)
+            self, lambda: self._session is None and not self._preparing, self._new_budget,
+            self._new_settings)
         self._reporter = Reporter(self, self.parameters)
         self._handlers = Services(self, self.parameters, self._reporter)
         self._kept_tokens = KeptTokens(self)
@@ -211,6 +213,20 @@ class KvStreamNode(LifecycleNode):
                 self._in_executor(lambda: self.set_parameters([Parameter("memory.budget_mib", value=before)]))
 
         session.worker.call(lambda memory: memory.set_budget(budget_mib)).add_done_callback(applied)
+
+    def _new_settings(self, settings: StreamSettings) -> None:
+        """Give the live memory other settings after the worker's present step; raise SettingsError to refuse them."""
+        session = self._session
+        if session is None:
+            return
+        session.check_settings(settings)
+        session.policy = settings.memory.policy
+
+        def applied(done: Future[None]) -> None:
+            if error := done.exception():
+                self._fault("new settings", error)
+
+        session.worker.call(lambda memory: memory.reconfigure(settings)).add_done_callback(applied)
 
     def destroy_node(self) -> None:
         """Stop the threads, then destroy what they use."""

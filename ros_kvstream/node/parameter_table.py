@@ -65,13 +65,14 @@ MEMORY = (
              "and answer included. Less forgets sooner; too little is refused with the smallest that works.", 0.01,
              1 << 22, change=Change.RUNNING),
     _setting("memory.policy", "infinipot_v", "How the memory chooses what to forget when it is full. 'full' forgets "
-             "nothing: frames are refused once the budget is used up.", choices=POLICIES),
+             "nothing: frames are refused once the budget is used up.", choices=POLICIES, change=Change.RUNNING),
     _setting("memory.policy_options", "", "Settings of the policy as 'name=value name=value', such as 'alpha=0.5'; "
-             "an unknown name is refused at configure."),
+             "an unknown name is refused at configure.", change=Change.RUNNING),
     _setting("memory.keep_ratio", 0.75, "Share of the frame slots that survives when room is made, below "
-             "memory.high_water. More keeps more and makes room more often, which costs time.", 0.05, 0.99),
+             "memory.high_water. More keeps more and makes room more often, which costs time.", 0.05, 0.99,
+             change=Change.RUNNING),
     _setting("memory.high_water", 1.0, "Share of the frame slots in use at which room is made; 1 waits until the "
-             "next frame does not fit. Less makes room sooner and keeps free slots.", 0.1, 1.0),
+             "next frame does not fit. Less makes room sooner and keeps free slots.", 0.1, 1.0, change=Change.RUNNING),
     _setting("memory.block_frames", 1, "Frames that are prefilled together: more is faster, and a frame waits for "
              "its block; a question flushes a half-filled one.", 1, 256),
     _setting("memory.max_question_tokens", 256, "Longest question in tokens; longer ones are refused. Slots for it "
@@ -84,40 +85,41 @@ MEMORY = (
 
 GATE = (
     _setting("gate.mode", "flow", "Which frames are too much like the newest kept one to be computed: off (none), "
-             "flow (fixed thresholds), adaptive (thresholds follow a target).", choices=("off", "flow", "adaptive")),
+             "flow (fixed thresholds), adaptive (thresholds follow a target).", choices=("off", "flow", "adaptive"),
+             change=Change.RUNNING),
     _setting("gate.motion", 8.0, "Speed that counts as motion, in pixels of the original picture per second. Higher "
-             "drops more frames.", 0.01, 1e5),
+             "drops more frames.", 0.01, 1e5, change=Change.RUNNING),
     _setting("gate.residual", 3.0, "Change that motion does not explain, in grey levels over one block. Higher drops "
-             "more frames and misses smaller things.", 0.01, 255.0),
+             "more frames and misses smaller things.", 0.01, 255.0, change=Change.RUNNING),
     _setting("gate.block", 8, "Side of the block over which a change is averaged, in pixels of the small picture; "
-             "less finds smaller things.", 2, 64),
+             "less finds smaller things.", 2, 64, change=Change.RUNNING),
     _setting("gate.side", 160, "Longest side of the small picture on which frames are compared, in pixels; more "
-             "finds smaller things and costs time.", 48, 1024),
+             "finds smaller things and costs time.", 48, 1024, change=Change.RUNNING),
     _setting("gate.max_silence", 5.0, "Seconds after the newest kept frame at which a frame passes whatever it shows.",
-             0.01, 1e6),
+             0.01, 1e6, change=Change.RUNNING),
     _setting("gate.window", 1.0, "A displacement counts as made within at most this many seconds, so that slow drift "
-             "adds up to motion.", 0.01, 1e3),
+             "adds up to motion.", 0.01, 1e3, change=Change.RUNNING),
     _setting("gate.max_gain", 2.0, "Largest brightness or contrast ratio that is taken for exposure control; a "
-             "larger one (lights off) is news.", 1.0, 100.0),
+             "larger one (lights off) is news.", 1.0, 100.0, change=Change.RUNNING),
     _setting("gate.flow", "dis_fast", "Optical flow method.",
-             choices=("dis_ultrafast", "dis_fast", "dis_medium", "farneback")),
+             choices=("dis_ultrafast", "dis_fast", "dis_medium", "farneback"), change=Change.RUNNING),
     _setting("gate.target_share", 0.5, "adaptive: largest share of the frames that shall pass; not used where "
-             "gate.target_rate is set.", 0.001, 1.0),
+             "gate.target_rate is set.", 0.001, 1.0, change=Change.RUNNING),
     _setting("gate.target_rate", 0.0, "adaptive: frames per second that shall pass at most; 0 takes "
-             "gate.target_share.", 0.0, 1e4),
+             "gate.target_share.", 0.0, 1e4, change=Change.RUNNING),
     _setting("gate.adapt_range", 64.0, "adaptive: gate.motion and gate.residual rise by at most this factor and "
-             "never fall.", 1.0, 100.0),
+             "never fall.", 1.0, 100.0, change=Change.RUNNING),
 )
 
 SALIENCY = (
     _setting("saliency.mode", "off", "off: every patch of a frame is kept; prune: patches without edges and without "
              "colour variance are left out; novel: also patches that did not change, for gate.max_silence.",
-             choices=("off", "prune", "novel")),
+             choices=("off", "prune", "novel"), change=Change.RUNNING),
     _setting("saliency.threshold", 3.0, "Saliency below which a patch may be left out, in grey levels. Higher leaves "
-             "out more.", 0.0, 1e3),
-    _setting("saliency.guard", 1, "Patches kept around every salient one, in patches.", 0, 16),
+             "out more.", 0.0, 1e3, change=Change.RUNNING),
+    _setting("saliency.guard", 1, "Patches kept around every salient one, in patches.", 0, 16, change=Change.RUNNING),
     _setting("saliency.max_pruned", 0.5, "Largest share of a frame's patches that may be left out; the least salient "
-             "go first.", 0.0, 1.0),
+             "go first.", 0.0, 1.0, change=Change.RUNNING),
 )
 
 LADDER = (
@@ -161,38 +163,41 @@ ARCHIVE = (
 
 RETRIEVAL = (
     _setting("retrieval.top_k", 8, "Archived frames brought back for a question, at most; slots for them are taken "
-             "from memory.budget_mib. 0 switches retrieval off.", 0, 4096),
+             "from memory.budget_mib. 0 switches retrieval off.", 0, 4096, change=Change.RUNNING),
     _setting("retrieval.newest_frames", 4, "Newest frames that are always in the context, so that questions about "
-             "now are not hurt.", 0, 4096),
+             "now are not hurt.", 0, 4096, change=Change.RUNNING),
     _setting("retrieval.layers", "", "Model layers whose keys are searched, as '3 7'; empty takes the model's own "
              "default."),
     _setting("retrieval.query", "last", "What of the question is searched with: its last token, or the mean of all.",
-             choices=("last", "mean")),
+             choices=("last", "mean"), change=Change.RUNNING),
     _setting("retrieval.patch_pooling", "max", "How a frame's patches make its score; a mean buries small objects.",
-             choices=("max", "mean")),
-    _setting("retrieval.head_pooling", "mean", "How the attention heads make a score.", choices=("mean", "max")),
+             choices=("max", "mean"), change=Change.RUNNING),
+    _setting("retrieval.head_pooling", "mean", "How the attention heads make a score.", choices=("mean", "max"),
+             change=Change.RUNNING),
     _setting("retrieval.internal_weight", 1.0, "Weight of the model's own attention in the ranking; 0 switches it "
-             "off.", 0.0, 1000.0),
+             "off.", 0.0, 1000.0, change=Change.RUNNING),
     _setting("retrieval.external_weight", 1.0, "Weight of the external encoder in the ranking; 0 switches it off.",
-             0.0, 1000.0),
+             0.0, 1000.0, change=Change.RUNNING),
     _setting("retrieval.external", "", "External encoder: empty for none, 'tiny', 'imagenet' (optional downloads), "
              "or a CLIP / SigLIP id or folder."),
-    _setting("retrieval.rrf_k", 60.0, "k of reciprocal rank fusion; lower trusts the first ranks more.", 0.0, 1e6),
+    _setting("retrieval.rrf_k", 60.0, "k of reciprocal rank fusion; lower trusts the first ranks more.", 0.0, 1e6,
+             change=Change.RUNNING),
     _setting("retrieval.rank_depth", 1000, "Ranks deeper than this count as not found; a bound on the work.", 1,
-             1 << 30),
+             1 << 30, change=Change.RUNNING),
     _setting("retrieval.moment_gap_seconds", 1.0, "Ranked frames of one camera closer than this in time are one "
-             "moment.", 0.0, 1e9),
-    _setting("retrieval.moment_frames", 2, "Frames of one moment brought back, at most.", 1, 4096),
+             "moment.", 0.0, 1e9, change=Change.RUNNING),
+    _setting("retrieval.moment_frames", 2, "Frames of one moment brought back, at most.", 1, 4096,
+             change=Change.RUNNING),
     _setting("retrieval.spread", "auto", "For questions of order, moments spread over time are taken: auto, always "
-             "or never.", choices=("auto", "always", "never")),
+             "or never.", choices=("auto", "always", "never"), change=Change.RUNNING),
     _setting("retrieval.context", "newest", "What is seen beside the frames brought back: the newest frames, or all "
-             "that the arena holds.", choices=("newest", "arena")),
+             "that the arena holds.", choices=("newest", "arena"), change=Change.RUNNING),
     _setting("retrieval.room_tokens", 0, "Slots planned for frames brought back, taken from memory.budget_mib; 0 "
              "takes retrieval.top_k times the first frame's tokens.", 0, 1 << 24),
     _setting("retrieval.pending_pictures", 32, "Pictures that may wait for an idle moment to be embedded by the "
              "external encoder; more find more and take memory.", 0, 4096),
     _setting("retrieval.positions", "consecutive", "Positions of what is brought back: renumbered without gaps, or "
-             "as the frames were seen.", choices=("consecutive", "original")),
+             "as the frames were seen.", choices=("consecutive", "original"), change=Change.RUNNING),
 )
 
 INGEST = (

@@ -46,15 +46,18 @@ class CameraSettings:
 class NodeParameters:
     """The node's parameters. Declared when made; used from the executor's thread only."""
 
-    def __init__(self, node: Node, unconfigured: Callable[[], bool], new_budget: Callable[[float], None]) -> None:
+    def __init__(self, node: Node, unconfigured: Callable[[], bool], new_budget: Callable[[float], None],
+                 new_settings: Callable[[StreamSettings], None]) -> None:
         """Declare everything; raise SettingsError for a bad value or a misspelt name given at start.
 
         :param unconfigured: whether the node holds no memory now, so that all but Change.START may change.
         :param new_budget: applies memory.budget_mib in MiB to a live memory; raises KvStreamError to refuse it.
+        :param new_settings: applies the other settings that may change to a live memory; raises KvStreamError too.
         """
         self._node = node
         self._unconfigured = unconfigured
         self._new_budget = new_budget
+        self._new_settings = new_settings
         for spec in PARAMETERS:
             _declare(node, spec)
         _declare_cameras(node)
@@ -115,13 +118,20 @@ class NodeParameters:
             changed = {parameter.name: parameter.value for parameter in parameters}
             for name, value in changed.items():
                 self._check_one(name, value)
-            self.stream_settings(changed)
+            settings = self.stream_settings(changed)
             self.depth(changed)
-            if "memory.budget_mib" in changed and not self._unconfigured():
-                self._new_budget(float(changed["memory.budget_mib"]))
+            if not self._unconfigured():
+                self._apply(changed, settings)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told and the node lives
             return SetParametersResult(successful=False, reason=str(error)[:500])
         return SetParametersResult(successful=True)
+
+    def _apply(self, changed: Mapping[str, Value], settings: StreamSettings) -> None:
+        """Give a live memory what has changed of its settings."""
+        if "memory.budget_mib" in changed:
+            self._new_budget(settings.memory.budget_mib)
+        if any(BY_NAME[name].setting for name in changed if name in BY_NAME and name != "memory.budget_mib"):
+            self._new_settings(settings)
 
     def _check_one(self, name: str, value: Any) -> None:
         spec = BY_NAME.get(name)

@@ -32,6 +32,8 @@ class Session:
     trained: bool = True
     check_budget: Callable[[float], None] = lambda _: None
     """Raises BudgetError for a budget in MiB that the memory could not live with."""
+    check_settings: Callable[[StreamSettings], None] = lambda _: None
+    """Raises SettingsError for settings that the memory could not take over while it runs."""
     cameras: list[CameraSubscription] = field(default_factory=list)
 
 
@@ -53,7 +55,7 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) 
             return
         memory: Any = made.result()
         session.model, session.trained = memory.model_name, memory.model.trained
-        session.check_budget = memory.check_budget
+        session.check_budget, session.check_settings = memory.check_budget, memory.check_settings
         done.set_result(session)
 
     restore = _restore_from(parameters, logger)

@@ -49,12 +49,11 @@ def test_while_the_model_is_loaded_the_node_answers_and_takes_no_other_transitio
     assert not answer.success
     if not configuring.done():  # the first load takes seconds
         assert answer.message == "the node is configuring: activate it first."
-        assert "while the node is unconfigured" in node.set_parameter("memory.policy", "recent")
+        assert "while the node is unconfigured" in node.set_parameter("memory.block_frames", 2)
         assert not node.change(CONFIGURE)
     node.until(configuring.done, "the end of the transition")
     assert configuring.result().success
     go(node, "unconfigured")
-    assert node.set_parameter("memory.policy", "sliding_window") == ""
 
 
 @pytest.mark.parametrize("state", ["unconfigured", "inactive"])
@@ -149,12 +148,40 @@ def test_the_budget_can_be_lowered_and_raised_while_frames_come(node: RunningNod
     assert node.ask("what is there ?", max_new_tokens=2).memory.budget_bytes == 4 * 2**20
 
 
+def test_policy_and_gate_can_be_changed_while_frames_come(node: RunningNode) -> None:
+    go(node, "active")
+    camera = node.camera("/image")
+    try:
+        for policy in ("recent", "tar"):
+            assert node.set_parameter("memory.policy", policy) == ""
+            node.until_stats(lambda stats, wanted=policy: stats.policy == wanted)
+        assert node.set_parameter("gate.mode", "flow") == ""
+        gated = node.until_stats(lambda _: True).frames_gated
+        for number in range(4):
+            camera.publish(image(picture(1), 500.0 + number / 10))
+            node.spin(0.1)
+        node.until_stats(lambda stats: stats.frames_gated > gated)
+        assert node.set_parameter("gate.mode", "off") == ""
+        before = node.until_stats(lambda stats: stats.queue_length == 0)
+        for number in range(4):
+            camera.publish(image(picture(1), 501.0 + number / 10))
+            node.spin(0.1)
+        after = node.until_stats(lambda stats: stats.frames_seen == before.frames_seen + 4)
+        assert after.frames_gated == before.frames_gated
+        assert node.ask("what is there ?", max_new_tokens=2).success
+    finally:
+        assert node.set_parameter("memory.policy", "sliding_window") == ""
+        assert node.set_parameter("gate.mode", "flow") == ""
+
+
 @pytest.mark.parametrize(("name", "value", "reason"), [
     ("memory.budget_mib", float("nan"), "nan"),
     ("memory.budget_mib", -1.0, "-1.0"),
     ("memory.budget_mib", "much", "must be of type number"),
     ("memory.budget_mib", True, "must be of type number"),
-    ("memory.policy", "recent", "while the node is unconfigured"),
+    ("device", "cpu", "while the node is unconfigured"),
+    ("memory.policy_options", "nonsense=1", "nonsense"),
+    ("memory.keep_ratio", 1.0, "1"),
     ("query.max_waiting", 0, "0"),
     ("query.max_waiting", 2.5, "must be of type integer"),
     ("faults.action", "explode", "must be one of continue, deactivate"),
@@ -187,7 +214,7 @@ def test_parameters_describe_themselves(node: RunningNode) -> None:
     assert "Hard cap in MiB" in budget.description and "at any time" in budget.additional_constraints
     limits = budget.floating_point_range[0]
     assert (limits.from_value, limits.to_value) == (0.01, float(1 << 22))
-    assert "infinipot_v" in policy.additional_constraints and "unconfigured" in policy.additional_constraints
+    assert "infinipot_v" in policy.additional_constraints and "at any time" in policy.additional_constraints
     assert autostart.read_only and not budget.read_only
     assert "'/compressed'" in topic.description
 

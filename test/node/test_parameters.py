@@ -67,6 +67,15 @@ def test_the_settings_accept_every_choice(spec: ParameterSpec) -> None:
         _build(StreamSettings, "", {spec.setting: choice})
 
 
+@pytest.mark.parametrize("spec", [spec for spec in PARAMETERS if spec.choices and spec.setting],
+                         ids=lambda spec: spec.name)
+def test_the_choices_are_all_that_the_settings_know(spec: ParameterSpec) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        _build(StreamSettings, "", {spec.setting: "nonsense"})
+    limit = str(refusal.value).split("must be ")[1].rstrip(".").removeprefix("one of ")
+    assert set(limit.replace(" or ", ", ").split(", ")) == set(spec.choices)
+
+
 @pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30, "1", None, True, [1]], ids=str)
 def test_bad_numbers_are_refused_by_name(spec: ParameterSpec, value: Any) -> None:
