@@ -71,7 +71,7 @@ class ContextBuilder:
         table, settings = retriever.archive.table, self.recall.settings
         allowed = filter_slots(table.frames, table.camera_names, filters.camera, filters.since, filters.until)
         shown = self._shown(filters)
-        queries = self._queries(ids, start) if settings.internal_weight > 0 else {}
+        queries = self.queries(ids, start) if settings.internal_weight > 0 else {}
         chosen = retriever.choose(question, queries, allowed)
         patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
         present = set(self._whole(shown))
@@ -96,7 +96,7 @@ class ContextBuilder:
         kept = self.arena.frames_kept()
         return [frame for frame in shown if kept.get(frame, 0.0) >= self.log[frame].tokens - 1e-6]
 
-    def _queries(self, ids: Sequence[int], start: int) -> dict[int, Tensor]:
+    def queries(self, ids: Sequence[int], start: int) -> dict[int, Tensor]:
         """The question's queries before it has seen any frame; the arena is as before afterwards."""
         mark = self.arena.mark()
         positions = self.model.text_positions(start, len(ids))

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.arenas import contents, same
+from support.tiny_models import cheap_vision, qwen2_5_vl
+
+from ros_kvstream.answering import AnswerLimits
+from ros_kvstream.errors import QuestionError
+from ros_kvstream.retrieval.context import ContextBuilder, Filters
+from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
+from ros_kvstream.stream import VideoMemory
+
+QUESTION = "what colour was the cone ?"
+
+
+def memory_of(
+    retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56, **archive: object
+) -> VideoMemory:
+    memory = MemorySettings(budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4)
+    settings = StreamSettings(
+        memory=memory,
+        archive=ArchiveSettings(budget_mib=archive_mib, **archive),  # type: ignore[arg-type]
+        retrieval=retrieval or RetrievalSettings(top_k=3, newest_frames=2, spread="never"),
+    )
+    return VideoMemory(settings, cheap_vision(qwen2_5_vl(layers=2, limit=2048, pixels=pixels)))
+
+
+def frame(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 255, (56, 56, 3), dtype=np.uint8)
+
+
+def feed(memory: VideoMemory, count: int, cameras: tuple[str, ...] = ("front",), start: int = 0) -> None:
+    for index in range(start, start + count):
+        memory.observe(frame(index), 10.0 + index / 2, cameras[index % len(cameras)])
+
+
+def build(memory: VideoMemory, filters: Filters | None = None):
+    builder = ContextBuilder(memory.model, memory.arena, memory.log, memory.clock, memory.recall)
+    ids = memory.model.suffix_ids(QUESTION)
+    start = memory.model.text_start(memory.clock.newest, memory._largest_side)
+    room = memory.arena.plan.reserve_slots - len(ids) - memory.settings.memory.max_answer_tokens
+    return builder.build(QUESTION, ids, start, filters or Filters(), room), start
+
+
+@pytest.mark.parametrize("context", ["newest", "arena"])
+@pytest.mark.parametrize("positions", ["consecutive", "original"])
+def test_nothing_of_the_retrieved_frames_survives_the_answer(context, positions):
+    memory = memory_of(RetrievalSettings(top_k=3, newest_frames=2, context=context, positions=positions))
+    feed(memory, 90)
+    before, mark = contents(memory.arena), memory.arena.mark()
+    first, second = memory.ask(QUESTION), memory.ask(QUESTION)
+    assert memory.arena.mark() == mark and same(before, contents(memory.arena))
+    assert first.text == second.text and first.evidence == second.evidence
+    assert first.latency.retrieval_ms > 0
+
+
+def test_evidence_tells_stamp_camera_ranks_scores_and_the_fused_score():
+    memory = memory_of(RetrievalSettings(top_k=3, newest_frames=2, external="tiny", pending_pictures=2))
+    feed(memory, 60, ("front", "rear"))
+    evidence = memory.ask(QUESTION).evidence
+    retrieved = [frame for frame in evidence if frame.ranks]
+    assert len(retrieved) == 3
+    for found in retrieved:
+        assert set(found.ranks) == set(found.scores) == {"internal", "external"}
+        assert found.stamp == 10.0 + found.frame_id / 2
+        assert found.camera == ("front", "rear")[found.frame_id % 2]
+        by_hand = sum(1 / (60 + rank) for rank in found.ranks.values())
+        assert found.score == pytest.approx(by_hand)
+    assert [frame.score for frame in retrieved] == sorted((frame.score for frame in retrieved), reverse=True)
+
+
+def test_frames_that_left_the_arena_are_brought_back_as_they_were():
+    memory = memory_of(keep_ratio=1.0)
+    feed(memory, 90)
+    held = set(memory.arena.frames_kept())
+    mark = memory.arena.mark()
+    context, start = build(memory)
+    back = [found for found in context.evidence if found.frame_id not in held]
+    assert back
+    appended = slice(mark.used, memory.arena.used)
+    layer = memory.arena._layers[1]
+    times = layer.positions[0, appended, 0]
+    assert times.tolist() == sorted(times.tolist())
+    newest = memory.arena.frame_slots(0)
+    shown = torch.isin(newest.frames, torch.tensor(context.shown, dtype=torch.int32))
+    assert int(times.max()) == int(newest.positions[..., 0][shown].min()) - 1
+    for found in back:
+        rows = layer.frames[0, appended] == found.frame_id
+        slot = memory.recall.archive.table.slot_of(found.frame_id)
+        archived = memory.recall.archive.fetch([slot])[0]
+        raw = memory.arena.rotary.unrotate(layer.keys[:, appended][:, rows], layer.positions[:, appended][:, rows])
+        torch.testing.assert_close(raw, archived.keys[1], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(layer.values[:, appended][:, rows], archived.values[1])
+    memory.arena.roll_back(mark)
+
+
+def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_its_original_position():
+    plain = memory_of()
+    feed(plain, 6)
+    shown = memory_of(RetrievalSettings(top_k=8, newest_frames=0, positions="original", moment_frames=8), keep_ratio=1.0)
+    feed(shown, 6)
+
+    def logits(memory: VideoMemory, visible: list[torch.Tensor] | None) -> torch.Tensor:
+        from ros_kvstream.answering import Answerer
+
+        start = memory.model.text_start(memory.clock.newest, memory._largest_side)
+        answerer = Answerer(memory.model, memory.arena, memory.log)
+        return answerer._forward(memory.model.suffix_ids(QUESTION), start, visible)
+
+    context, _ = build(shown)
+    assert len(context.evidence) == 6 and context.shown == ()
+    torch.testing.assert_close(logits(shown, context.visible), logits(plain, None), atol=2e-2, rtol=2e-2)
+
+
+def test_an_archive_that_is_off_changes_nothing():
+    on = memory_of(RetrievalSettings(top_k=0))
+    off = VideoMemory(replace(on.settings, archive=ArchiveSettings()), on.model)
+    assert off.recall is None
+    for memory in (on, off):
+        feed(memory, 40)
+    assert same(contents(on.arena), contents(off.arena))
+    assert on.ask(QUESTION).text == off.ask(QUESTION).text
+    assert off.stats().archive_budget_bytes == 0 and off.stats().archive_frames == 0
+    assert on.stats().archive_frames > 0
+
+
+def test_time_and_camera_filters_hold_for_retrieved_frames():
+    memory = memory_of()
+    feed(memory, 90, ("front", "rear"))
+    for filters in ({"camera": "rear"}, {"until": 20.0}, {"since": 15.0, "until": 16.0, "camera": "front"}):
+        answer = memory.ask(QUESTION, **filters)
+        assert answer.evidence
+        for found in answer.evidence:
+            assert filters.get("camera") in (None, found.camera)
+            assert found.stamp <= filters.get("until", np.inf) and found.stamp_end >= filters.get("since", 0)
+    assert 20.0 < memory.stats().oldest_stamp, "the arena had forgotten what the filter asks for"
+    with pytest.raises(QuestionError, match="widen"):
+        memory.ask(QUESTION, since=500.0)
+
+
+def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room():
+    memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, room_tokens=10), keep_ratio=1.0)
+    feed(memory, 60)
+    mark = memory.arena.mark()
+    context, _ = build(memory)
+    assert context.shown == (57, 58, 59)
+    memory.arena.roll_back(mark)
+    builder = ContextBuilder(memory.model, memory.arena, memory.log, memory.clock, memory.recall)
+    ids = memory.model.suffix_ids(QUESTION)
+    builder.build(QUESTION, ids, 200, Filters(), room=10)
+    assert memory.arena.used - mark.used <= 10
+    memory.arena.roll_back(mark)
+
+
+def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames():
+    memory = memory_of(RetrievalSettings(top_k=6, newest_frames=2), keep_ratio=1.0)
+    feed(memory, 60)
+    longest = " ".join(["cone"] * memory.settings.memory.max_question_tokens)
+    answer = memory.ask(longest)
+    assert answer.latency.answer_tokens <= 4
+    assert AnswerLimits("", 0, 0, None, memory.settings.memory).tokens == 4
+
+
+def test_a_restart_with_a_folder_remembers_and_numbers_on(tmp_path):
+    memory = memory_of(place=str(tmp_path))
+    feed(memory, 60)
+    memory.close()
+    again = memory_of(place=str(tmp_path))
+    feed(again, 2, start=200)
+    assert {record for record in again.arena.frames_kept()} == {60, 61}
+    answer = again.ask(QUESTION, until=39.0)
+    assert answer.evidence and all(found.stamp <= 39.0 for found in answer.evidence)
+    again.close()
+
+
+def test_a_larger_frame_than_planned_for_is_reported_and_the_stream_goes_on():
+    memory = memory_of(pixels=112 * 112)
+    feed(memory, 3)
+    memory.observe(np.zeros((56, 84, 3), np.uint8), 100.0)
+    status = memory.recall.status()
+    assert status.frames == 3 and status.state == "degraded" and "archive.frame_patches" in status.message
+    memory.observe(frame(7), 101.0)
+    assert memory.recall.status().frames == 4
+    assert memory.ask(QUESTION).evidence
+
+
+def test_clear_forgets_the_archive_too():
+    memory = memory_of()
+    feed(memory, 30)
+    memory.clear()
+    assert memory.stats().archive_frames == 0
+    feed(memory, 2, start=100)
+    assert {found.frame_id for found in memory.ask(QUESTION).evidence} <= {30, 31}
+
+
+def test_an_archive_budget_too_small_for_the_frames_is_reported_and_answers_go_on():
+    memory = memory_of(archive_mib=0.017)
+    feed(memory, 5)
+    assert memory.ask(QUESTION).evidence
+    status = memory.recall.status()
+    assert status.state == "failed" and "archive.budget_mib" in status.message
