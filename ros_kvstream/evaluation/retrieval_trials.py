@@ -63,9 +63,10 @@ class Tally:
     def merge(self, other: Tally) -> None:
         """Count another stream's too."""
         self.found += other.found
-        for mine, theirs in ((self.right, other.right), (self.by_age, other.by_age)):
-            for key, values in theirs.items():
-                mine.setdefault(key, []).extend(values)  # type: ignore[attr-defined]
+        for group, values in other.right.items():
+            self.right.setdefault(group, []).extend(values)
+        for age, values in other.by_age.items():
+            self.by_age.setdefault(age, []).extend(values)
 
     def accuracy(self, group: str) -> float:
         """Share of right answers of a group, 0 where none was asked."""

@@ -35,15 +35,14 @@ class ExternalEncoder(Protocol):
 
 def external_scores(archive: Archive, query: Vector) -> NDArray[np.float32]:
     """Score of every archive slot, float32 [slots]; -inf where a frame has no embedding (yet)."""
-    table = archive.table
-    scores = np.full(archive.plan.frames, -np.inf, dtype=np.float32)
+    table, step = archive.table, archive.plan.lookup_chunk
     known = table.frames["live"] & table.frames["embedded"]
     vector = torch.from_numpy(np.ascontiguousarray(query, dtype=np.float32))
-    for start in range(0, archive.plan.frames, archive.plan.lookup_chunk):
-        rows = slice(start, start + archive.plan.lookup_chunk)
-        if known[rows].any():
-            products = (table.embeddings[rows].float() @ vector).numpy()
-            scores[rows][known[rows]] = products[known[rows]]
+    products = torch.empty(archive.plan.frames)
+    for start in range(0, archive.plan.frames, step):
+        rows = slice(start, start + step)
+        torch.mv(table.embeddings[rows].float(), vector, out=products[rows])
+    scores: NDArray[np.float32] = np.where(known, products.numpy(), np.float32(-np.inf))
     return scores
 
 

@@ -65,7 +65,7 @@ def fuse(
     :param allowed: slots that may be ranked, [slots]; :param frames: the archive's frame table;
     :param k: of reciprocal rank fusion; :param depth: ranks deeper than this count as not found.
     """
-    ids = frames["frame_id"]
+    ids = np.ascontiguousarray(frames["frame_id"])
     fused = np.zeros(len(frames))
     rankings = {
         name: best_slots(expert.scores, allowed, ids, depth) for name, expert in experts.items() if expert.weight > 0
@@ -73,7 +73,7 @@ def fuse(
     for name, slots in rankings.items():
         fused[slots] += experts[name].weight / (k + 1 + np.arange(len(slots)))
     places = {name: {int(slot): rank for rank, slot in enumerate(slots, 1)} for name, slots in rankings.items()}
-    found = np.flatnonzero(fused > 0)
+    found = np.unique(np.concatenate(list(rankings.values()))) if rankings else np.empty(0, dtype=np.int64)
     order = found[np.lexsort((-ids[found], -fused[found]))]
     return [
         RankedFrame(

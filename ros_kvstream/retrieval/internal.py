@@ -45,24 +45,24 @@ def score_plane(
     heads, head_dim = query.shape
     kv_heads = width // head_dim
     grouped = query.view(kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
-    use_mean_key = patch_pooling == "mean" and mean_key
-    first = 0 if use_mean_key or not mean_key else 1
-    last = 1 if use_mean_key else entries
-    steps = torch.arange(first, last)
-    scores = torch.empty(slots, dtype=torch.float32)
+    mean_query = (grouped.sum(1) / heads).flatten()
+    products = torch.empty(slots, entries)
+    keys = torch.empty(min(chunk, slots), entries, width)
     for start in range(0, slots, chunk):
-        keys = plane[start : start + chunk, first:last].float()
-        valid = steps < counts[start : start + chunk, None]
+        end = min(start + chunk, slots)
+        part = keys[: end - start].copy_(plane[start:end])
         if head_pooling == "mean":
-            products = keys @ (grouped.sum(1) / heads).flatten()
+            torch.mv(part.view(-1, width), mean_query, out=products[start:end].view(-1))
         else:
-            per_head = keys.unflatten(-1, (kv_heads, head_dim))
-            products = torch.einsum("sekd,kgd->sekg", per_head, grouped).flatten(2).amax(-1)
-        if patch_pooling == "max" or use_mean_key:
-            scores[start : start + chunk] = products.masked_fill(~valid, NOT_SCORED).amax(-1)
-        else:
-            scores[start : start + chunk] = (products * valid).sum(-1) / valid.sum(-1).clamp_min(1)
-    return scores
+            per_head = torch.einsum("sekd,kgd->sekg", part.unflatten(-1, (kv_heads, head_dim)), grouped)
+            products[start:end] = per_head.flatten(2).amax(-1)
+    if patch_pooling == "mean" and mean_key:
+        return products[:, 0].masked_fill(counts < 1, NOT_SCORED)
+    steps = torch.arange(entries)
+    valid = (steps < counts[:, None]) & (steps >= int(mean_key))
+    if patch_pooling == "max":
+        return products.masked_fill_(~valid, NOT_SCORED).amax(-1)
+    return (products * valid).sum(-1) / valid.sum(-1).clamp_min(1)
 
 
 def internal_scores(archive: Archive, queries: Mapping[int, Tensor], settings: RetrievalSettings) -> Tensor:

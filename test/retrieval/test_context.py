@@ -101,7 +101,8 @@ def test_frames_that_left_the_arena_are_brought_back_as_they_were():
 def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_its_original_position():
     plain = memory_of()
     feed(plain, 6)
-    shown = memory_of(RetrievalSettings(top_k=8, newest_frames=0, positions="original", moment_frames=8), keep_ratio=1.0)
+    retrieval = RetrievalSettings(top_k=8, newest_frames=0, positions="original", moment_frames=8)
+    shown = memory_of(retrieval, keep_ratio=1.0)
     feed(shown, 6)
 
     def logits(memory: VideoMemory, visible: list[torch.Tensor] | None) -> torch.Tensor:
