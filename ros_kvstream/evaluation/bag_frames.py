@@ -16,6 +16,8 @@ from ros_kvstream.settings import require, require_finite
 
 ONE_CAMERA = "camera"
 """Name of the camera of a recording with one image topic, as the node has it by default."""
+HEADER_BYTES = 12
+"""A serialized message with fewer bytes holds no stamp."""
 _COMMON_ENDS = ("/compressed", "/image_raw", "/image_color", "/image_rect", "/image_rect_color", "/image")
 
 
@@ -58,8 +60,8 @@ class BagSource:
         """Header stamp of the recording's first picture, seconds: where the questions' clock begins."""
         chosen = choose_cameras(self.path, image_topics(self.path, lambda _: None), self.cameras, lambda _: None)
         for message in read_raw(self.path, set(chosen), lambda _: None):
-            with suppress(FrameError):
-                return _stamp(message)
+            if len(message.data) >= HEADER_BYTES:
+                return header_stamp(message.data)
         raise BagError(f"bag = {str(self.path)!r}: its image topics hold no message that can be read")
 
     def frames(self, note: Note) -> Iterator[StreamFrame]:
@@ -67,20 +69,33 @@ class BagSource:
 
         :param note: told what could not be read. :raises BagError: where there is no such recording or topic.
         """
-        chosen = choose_cameras(self.path, image_topics(self.path, note), self.cameras, note)
-        first: float | None = None
         broken: dict[str, list[str]] = {}
-        for message in read_raw(self.path, set(chosen), note):
-            camera = chosen[message.topic]
+        for stamp, camera, message in self.messages(note):
             try:
-                stamp = _stamp(message)
-                first = stamp if first is None else first
-                if self._is_read(stamp - first):
-                    yield StreamFrame(stamp, camera, _picture(message))
+                yield StreamFrame(stamp, camera, _picture(message))
             except FrameError as error:
                 broken.setdefault(message.topic, []).append(str(error))
         for topic, errors in broken.items():
             note(f"{topic}: {len(errors)} pictures cannot be read, such as: {errors[0]}")
+
+    def messages(self, note: Note) -> Iterator[tuple[float, str, RawMessage]]:
+        """(header stamp, camera, message) of every picture of the part, the message as it lies in the file."""
+        chosen = choose_cameras(self.path, image_topics(self.path, note), self.cameras, note)
+        first: float | None = None
+        for message in read_raw(self.path, set(chosen), note):
+            if len(message.data) < HEADER_BYTES:
+                note(f"{message.topic}: a message of {len(message.data)} bytes has no header: left out")
+                continue
+            stamp = header_stamp(message.data)
+            first = stamp if first is None else first
+            if self._is_read(stamp - first):
+                yield stamp, chosen[message.topic], message
+
+    def topics(self) -> dict[str, tuple[str, str]]:
+        """Topic and message type of every camera."""
+        topics = image_topics(self.path, lambda _: None)
+        chosen = choose_cameras(self.path, topics, self.cameras, lambda _: None)
+        return {camera: (topic, topics[topic][0]) for topic, camera in chosen.items()}
 
     def _is_read(self, seconds: float) -> bool:
         return seconds >= self.start and (not self.duration or seconds <= self.start + self.duration)
@@ -174,12 +189,6 @@ def read_raw(path: Path, topics: set[str], note: Note) -> Iterator[RawMessage]:
         known = message.received < newest or (message.received == newest and message.topic in at_newest)
         if message.topic in topics and not known:
             yield message
-
-
-def _stamp(message: RawMessage) -> float:
-    if len(message.data) < 12:
-        raise FrameError(f"a message of {len(message.data)} bytes has no header")
-    return header_stamp(message.data)
 
 
 def _picture(message: RawMessage) -> Any:

@@ -20,7 +20,7 @@ from ros_kvstream.evaluation.executors import EXECUTORS
 from ros_kvstream.evaluation.grid import Cell, Episode, Job, Override, make_grid, make_jobs
 from ros_kvstream.evaluation.results import ResultsFolder
 from ros_kvstream.evaluation.summary import CellSummary, summarise
-from ros_kvstream.settings import require
+from ros_kvstream.settings import require, require_finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--thumbnails", type=int, default=200, help="pictures in the report, at most (200)")
     how.add_argument("--frames-mib", type=float, default=512.0, help="room for decoded frames (512)")
     how.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    how.add_argument("--live", action="store_true", help="play the recordings to a node over DDS, at their own pace")
+    how.add_argument("--live-rate", type=float, default=1.0, help="with --live: 2 plays twice as fast (1)")
+    how.add_argument("--live-queue", type=int, default=2, help="with --live: frames that wait in the node (2)")
     how.add_argument("--executor", choices=EXECUTORS, default="local", help="local, or ray: many workers")
     how.add_argument("--workers", type=int, default=2, help="with ray: worker processes (2)")
     how.add_argument("--address", default="", help="with ray: of a running cluster (starts one here)")
@@ -74,7 +77,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run what was not run before, write results and report; returns the figures."""
     episodes, kind, notes = plan_episodes(options)
     cells = plan_cells(options, kind)
-    jobs = make_jobs(cells, episodes)
+    jobs = make_jobs(cells, episodes, live_key(options))
     folder = ResultsFolder(options.output)
     todo = [job for job in jobs if job.key not in folder.done]
     introduce(console, episodes, cells, len(jobs) - len(todo), len(jobs))
@@ -160,6 +163,19 @@ def _numbers(text: str, option: str) -> list[float]:
         raise SettingsError(f"{option} {text!r}: must be numbers separated by commas") from error
 
 
+def live_key(options: argparse.Namespace) -> str:
+    """What tells runs over DDS from those in code; refuses what does not go together."""
+    require(options.workers >= 1, "--workers", options.workers, "1 or more")
+    if not options.live:
+        return ""
+    require(bool(options.bags), "--live", True, "given together with a BAG")
+    require(bool(options.budget_mib), "--live", True, "given together with --budget-mib")
+    require(options.executor == "local", "--executor", options.executor, "local with --live")
+    require_finite("--live-rate", options.live_rate, 0.01, 100.0)
+    require_finite("--live-queue", options.live_queue, 1, 64)
+    return f"live {options.live_rate:g} {options.live_queue}"
+
+
 def introduce(console: Console, episodes: Sequence[Episode], cells: Sequence[Cell], done: int, jobs: int) -> None:
     """Say what is about to happen."""
     questions = sum(len(episode.questions) for episode in episodes)
@@ -172,9 +188,15 @@ def _executed(options: argparse.Namespace, jobs: Sequence[Job], console: Console
     from ros_kvstream.evaluation.evaluate_table import GridProgress
     from ros_kvstream.evaluation.executors import Runner, run_local, run_ray
 
-    require(options.workers >= 1, "--workers", options.workers, "1 or more")
     with GridProgress(console, jobs) if jobs else nullcontext() as progress:
-        if options.executor == "ray":
+        if options.live:
+            from ros_kvstream.evaluation.live_run import run_live_job
+
+            results: Iterator[tuple[Job, RunResult]] = (
+                (job, run_live_job(job, options.output / "logs" / job.key, rate=options.live_rate,
+                                   queue_frames=options.live_queue)) for job in jobs
+            )  # fmt: skip
+        elif options.executor == "ray":
             results = run_ray(jobs, workers=options.workers, frames_mib=options.frames_mib, device=options.device,
                               address=options.address)  # fmt: skip
         else:

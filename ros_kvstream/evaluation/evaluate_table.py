@@ -82,29 +82,33 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 def _table(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Table:
     """One line a memory; columns that say nothing are left out."""
+    from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     models = {cell.model for cell in cells}
-    table = Table(header_style="bold", title_style="dim", title=None if len(models) > 1 else f"model: {cells[0].model}")
-    for column in (["model"] if len(models) > 1 else []) + ["policy", "budget"]:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1), collapse_padding=True)
+    for column in ["model"] * (len(models) > 1):
         table.add_column(column, overflow="fold")
+    table.add_column("policy", no_wrap=True)
     archives = any(cell.archive_mib for cell in cells)
-    for column in ["archive"] * archives + ["right %", "95 %", "now %", "before %", "found %", "TTFT", "frame", "MiB"]:
+    figures = ["right", "95 %", "now", "before", "found", "TTFT", "frame", "MiB"]
+    for column in ["budget"] + ["archive"] * archives + figures:
         table.add_column(column, justify="right", no_wrap=True)
     best = max((row["accuracy"]["value"] for row in rows if row["accuracy"]), default=None)
     for cell, row in zip(cells, rows, strict=True):
         accuracy = row["accuracy"]
         names = [cell.model] * (len(models) > 1) + [cell.policy, cell.budget]
         names += [f"{cell.archive_mib:g}" if cell.archive_mib else "-"] * archives
-        figures = [
+        values = [
             _percent(accuracy), f"{100 * accuracy['low']:.0f}-{100 * accuracy['high']:.0f}" if accuracy else "-",
             _percent(row["now"]), _percent(row["before"]), _percent(row["recall"]),
             _number(row["first_token_ms"]), _number(row["ingest_ms"]), _mebibytes(row),
         ]  # fmt: skip
         style = "bold green" if accuracy and accuracy["value"] == best else ""
-        table.add_row(*map(escape, names), *figures, style=style)
-    table.caption = "found: evidence among the frames looked at; TTFT and frame in milliseconds; MiB: highest used"
+        table.add_row(*map(escape, names), *values, style=style)
+    shown = "" if len(models) > 1 else f"model {escape(cells[0].model)}; "
+    table.caption = f"{shown}right answers in %; found: evidence among the frames looked at; TTFT, frame: ms"
     return table
 
 

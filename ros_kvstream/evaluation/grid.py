@@ -153,19 +153,22 @@ class Job:
     episode: Episode
     weights: str = ""
     """Digest of the model's weights, where they are files here."""
+    manner: str = ""
+    """How it is run where that may change answers; empty: in code."""
     key: str = field(init=False, default="")
     """Digest of all that decides the results; names the run in the result files."""
 
     def __post_init__(self) -> None:
-        text = json.dumps([self.cell.data(), self.episode.data(), self.weights], sort_keys=True, default=str)
+        parts = [self.cell.data(), self.episode.data(), self.weights, self.manner]
+        text = json.dumps(parts, sort_keys=True, default=str)
         object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def make_jobs(cells: Sequence[Cell], episodes: Sequence[Episode]) -> list[Job]:
+def make_jobs(cells: Sequence[Cell], episodes: Sequence[Episode], manner: str = "") -> list[Job]:
     """Every cell on every episode: model by model, and all cells of an episode together, so that it is decoded once."""
     weights = {cell.model: weights_digest(cell.model) for cell in cells}
     return [
-        Job(cell, episode, weights[model])
+        Job(cell, episode, weights[model], manner)
         for model in weights for episode in episodes for cell in cells if cell.model == model
     ]  # fmt: skip
 

@@ -20,6 +20,8 @@ from ros_kvstream.msg import KvStats
 from ros_kvstream.srv import Query
 
 _RANGE = "ROS_AUTOMATIC_DISCOVERY_RANGE"
+QUIET = 4
+"""Messages on ~/stats without news after which no frame is on its way any more."""
 TRANSITIONS = {"configure": Transition.TRANSITION_CONFIGURE, "activate": Transition.TRANSITION_ACTIVATE}
 
 
@@ -77,9 +79,12 @@ class NodeClient:
                 raise ProcessError(reason or f"{process.name} refused to {transition}:{process.log_end()}")
         process.wait_for(self._query.service_is_ready, "offering ~/query", timeout)
 
-    def ask(self, question: str) -> Future[Query.Response]:
-        """Ask a question; the future holds the response."""
-        return self._call(self._query, Query.Request(question=question))
+    def ask(self, question: str, **limits: Any) -> Future[Query.Response]:
+        """Ask a question; the future holds the response.
+
+        :param limits: other fields of the request, such as ``camera``.
+        """
+        return self._call(self._query, Query.Request(question=question, **limits))
 
     @staticmethod
     def _call(client: Any, request: Any) -> Future[Any]:
@@ -96,25 +101,30 @@ class NodeClient:
         client.call_async(request).add_done_callback(hand_over)
         return result
 
-    def wait_for_settled(self, process: Process, published: int, timeout: float = 5.0) -> KvStats:
-        """The node's figures once every published frame is seen or dropped; the newest ones where some never come.
+    def wait_for_settled(self, process: Process, published: int, timeout: float = 60.0) -> KvStats:
+        """The node's figures once every published frame is seen or dropped.
 
-        :param timeout: seconds.
+        Frames that never come are given up when QUIET messages in a row tell the same and nothing waits any more.
+
+        :param timeout: seconds; a node that is busy for longer than that is an error.
         """
+        latest: list[tuple[int, int]] = []
+        before = self.stats
 
         def settled() -> bool:
+            nonlocal before
             stats = self.stats
-            done = stats is not None and stats.frames_seen + sum(stats.drop_counts)
-            return stats is not None and stats.queue_length == 0 and done >= published
+            if stats is None or stats is before:
+                return False
+            before = stats
+            done = stats.frames_seen + sum(stats.drop_counts)
+            idle = stats.queue_length == 0 and done == stats.frames_published
+            latest.append((stats.frames_published, done) if idle else (-1, len(latest)))
+            return idle and (done >= published or (len(latest) >= QUIET and len(set(latest[-QUIET:])) == 1))
 
-        self.stats = None
-        try:
-            process.wait_for(settled, "the last frames", timeout)
-        except ProcessError:
-            process.check()
-        if self.stats is None:
-            raise ProcessError(f"{process.name} publishes no figures:{process.log_end()}")
-        return self.stats
+        process.wait_for(settled, "taking the last frames", timeout)
+        assert before is not None
+        return before
 
     def __enter__(self) -> NodeClient:
         return self

@@ -180,11 +180,12 @@ def thumbnail(picture: Any) -> str:
 
 
 def task_table(summaries: Sequence[CellSummary]) -> list[tuple[str, int, list[float | None]]]:
-    """(task, questions, share of right ones per cell); empty where the questions name no tasks."""
+    """(task, questions, share of right ones per cell that ran); empty where the questions name no tasks."""
     tasks = sorted({line["task"] for summary in summaries for line in summary.lines if line["task"]})
     rows = []
     for task in tasks:
-        found = [share(line for line in summary.lines if line["task"] == task) for summary in summaries]
+        ran = [summary for summary in summaries if summary.lines]
+        found = [share(line for line in summary.lines if line["task"] == task) for summary in ran]
         rows.append((task, max((part.count for part in found if part), default=0),
                      [part.value if part else None for part in found]))  # fmt: skip
     return rows

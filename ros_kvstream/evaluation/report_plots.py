@@ -106,10 +106,16 @@ def _style(key: tuple[str, float]) -> dict[str, Any]:
             "markerfacecolor": "none" if archive else SERIES[policy]}  # fmt: skip
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(handles)))
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend below all panels; the cap comes last."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    labels = sorted(found, key=lambda label: label == "cap")
+    if labels:
+        handles = [found[label] for label in labels]
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
 
 
 def accuracy_by_budget(summaries: Sequence[CellSummary]) -> Figure | None:
@@ -128,7 +134,7 @@ def accuracy_by_budget(summaries: Sequence[CellSummary]) -> Figure | None:
         axes.set(title=titles[kind], ylim=(-0.03, 1.03))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     panels[0].set_ylabel("right answers")
-    _legend(figure, panels[0])
+    _legend(figure, panels)
     return figure
 
 
@@ -174,7 +180,7 @@ def accuracy_by_age(summaries: Sequence[CellSummary]) -> Figure | None:
         axes.set(title=f"budget {budget}", ylim=(-0.03, 1.03), xlabel="age of the newest evidence, s")
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     panels[0].set_ylabel("right answers")
-    _legend(figure, panels[0])
+    _legend(figure, panels)
     return figure
 
 
@@ -198,9 +204,9 @@ def evidence_found(summaries: Sequence[CellSummary]) -> Figure | None:
     for key, own in points.items():
         _with_interval(axes, own, _label(key, series), _style(key))
     _byte_axis(axes, [summary.budget_bytes() / MIB for summary in summaries])
-    axes.set(title="evidence of questions about before", ylim=(-0.03, 1.03), ylabel="found")
+    axes.set(ylim=(-0.03, 1.03), ylabel="evidence looked at")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    _legend(figure, axes)
+    _legend(figure, [axes])
     return figure
 
 
@@ -222,15 +228,17 @@ def times_by_length(summaries: Sequence[CellSummary]) -> Figure | None:
         return None
     first.set(title="time to the first token", ylabel="milliseconds (median)", xlabel="frames seen before", ylim=0)
     ingest.set(title="time of a frame", xlabel="frames seen before", ylim=0)
-    _legend(figure, ingest)
+    _legend(figure, [first, ingest])
     return figure
 
 
 def _binned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Medians of y over at most so many bins of x with about equal numbers of points."""
-    ordered = sorted(points)
-    groups = np.array_split(np.array(ordered), min(MOST_BINS, len(ordered)))
-    return [float(np.median(group[:, 0])) for group in groups], [float(np.median(group[:, 1])) for group in groups]
+    """Medians of y over at most so many bins of x with about equal numbers of points; equal x are in one bin."""
+    x, y = np.array(points, np.float64).T
+    edges = np.unique(np.quantile(x, np.linspace(0, 1, MOST_BINS + 1)))
+    which = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, max(0, len(edges) - 2))
+    used = [which == index for index in np.unique(which)]
+    return [float(np.median(x[chosen])) for chosen in used], [float(np.median(y[chosen])) for chosen in used]
 
 
 def memory_over_time(summaries: Sequence[CellSummary]) -> Figure | None:
@@ -249,7 +257,7 @@ def memory_over_time(summaries: Sequence[CellSummary]) -> Figure | None:
                         _memory(axes, run, _label(key, series), _style(key), cell.cell.archive_mib)
         axes.set(title=f"budget {budget}", xlabel="seconds of the stream", ylim=0)
     panels[0].set_ylabel("MiB in use")
-    _legend(figure, panels[0])
+    _legend(figure, panels)
     return figure
 
 

@@ -163,11 +163,11 @@ def test_video_mme_is_read_in_both_layouts_and_scored_over_what_was_answered(lay
 
 def test_longvideobench_is_split_by_duration_group_level_and_category(tmp_path: Path) -> None:
     entry = {
-        "video_id": "86CxyhFV9MI", "question": "Which one?", "question_wo_referring_query": "Which?",
-        "level": "L1-Perc", "candidates": ["a cat", "a dog", "a cow"], "correct_choice": 1, "position": [3], "topic_category": "NP-News",
-        "question_category": "S2E", "id": "86CxyhFV9MI_0", "video_path": "86CxyhFV9MI.mp4", "duration_group": 15,
-        "subtitle_path": "86CxyhFV9MI_en.json", "duration": 10.1, "starting_timestamp_for_subtitles": 0,
-        "view_count": 1,
+        "id": "86CxyhFV9MI_0", "video_id": "86CxyhFV9MI", "video_path": "86CxyhFV9MI.mp4", "question": "Which one?",
+        "question_wo_referring_query": "Which?", "candidates": ["a cat", "a dog", "a cow"], "correct_choice": 1,
+        "position": [3], "topic_category": "NP-News", "question_category": "S2E", "level": "L1-Perc",
+        "subtitle_path": "86CxyhFV9MI_en.json", "duration_group": 15, "duration": 10.1, "view_count": 1,
+        "starting_timestamp_for_subtitles": 0,
     }  # fmt: skip
     unanswered = {key: value for key, value in entry.items() if key != "correct_choice"}
     other = {**entry, "id": "86CxyhFV9MI_1", "duration_group": 600, "question_category": "T3O", "correct_choice": 0}
