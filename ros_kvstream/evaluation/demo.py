@@ -49,7 +49,7 @@ PATROL_SECONDS, PATROL_RATE_HZ, PATROL_SIZE = 50.0, 2.0, 224
 PATROL_START = 1_750_000_000.0
 """Stamp of the patrol's first frame; recordings are from some day."""
 QUESTIONS = 10
-REMEMBERED_SHARE, MOST_REMEMBERED = 0.25, 64
+REMEMBERED_SHARE, MOST_REMEMBERED = 0.125, 64
 """The budget has room for this share of the recording's frames, and for at most so many."""
 MAX_QUESTION_TOKENS, MAX_ANSWER_TOKENS = 32, 64
 PATROL_ANSWER_TOKENS = 16
@@ -73,7 +73,7 @@ class DemoSettings:
     model: str = ModelSettings.path
     policy: str = MemorySettings.policy
     budget_mib: float = 0.0
-    """0: room for a quarter of the frames, at most 64 of them."""
+    """0: room for an eighth of the frames, at most 64 of them."""
     seed: int = 3
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default=default.model, help="'tiny', a local folder or a hub id (%(default)s)")
     add("--policy", default=default.policy, choices=POLICIES, metavar="NAME",
         help=f"how the memory chooses what to forget: {', '.join(POLICIES)} (%(default)s)")  # fmt: skip
-    add("--budget-mib", type=float, default=0.0, metavar="N", help="size of the memory (a quarter of the frames)")
+    add("--budget-mib", type=float, default=0.0, metavar="N", help="size of the memory (room for an eighth of the frames)")
     add("--seed", type=int, default=default.seed, metavar="N", help="another seed is another patrol (%(default)s)")
     add("--output", type=Path, default=default.output, metavar="DIR", help="report, logs, recording (%(default)s)")
 
