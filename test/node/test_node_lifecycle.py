@@ -307,6 +307,13 @@ def test_a_bad_parameter_at_start_ends_the_node_with_the_reason(arguments: list[
     assert "Traceback" not in done.stderr
 
 
+def test_ctrl_c_while_the_model_is_loaded_ends_the_node_at_once(tmp_path: Path, random_model: Path) -> None:
+    with running_node(tmp_path, {"model": random_model}) as node:
+        node.until(lambda: node.client.count_publishers("/diagnostics") > 0, "the node")
+        assert node.interrupt() == 0
+        assert "Traceback" not in node.output()
+
+
 def _quiet() -> dict[str, str]:
     import os
 
