@@ -85,7 +85,9 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
     keys, values = _cache(shape, dtype)
     arena = _arena(shape, dtype)
     share = RECENT_FRAMES_SHARE * shape.frames / shape.keep_frames
-    ours = make_policy("infinipot_v", {"alpha": ALPHA, "recent_share": share + 1e-6})
+    ours = make_policy(
+        "infinipot_v", {"alpha": ALPHA, "recent_share": share + 1e-6, "compare_with": "recent"}
+    )
     options = {"compatibility": "reference", "alpha": ALPHA, "recent_share": RECENT_FRAMES_SHARE}
     reference = make_policy("infinipot_v", options)
     theirs: list[tuple[Tensor, Tensor]] = []

@@ -16,6 +16,7 @@ from ros_kvstream.memory.selection.van import NormPooling
 from ros_kvstream.settings import require, require_finite
 
 COMPATIBILITIES = ("ours", "reference")
+COMPARISONS = ("newer", "recent")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class InfiniPotVSettings(NormPooling):
     """Share of the kept slots that TaR chooses, recent frames included; value norms choose the rest."""
     recent_share: float = 0.125
     """Share of the kept slots that belongs to the newest whole frames (``reference``: share of the frames held)."""
+    compare_with: str = "newer"
+    """Redundant is what resembles: newer (all newer keys held of the patch) or recent (those of the recent frames)."""
     compatibility: str = "ours"
     """ours, or reference: exactly the published selection, faults included."""
     depth_pooling: bool = False
@@ -35,6 +38,8 @@ class InfiniPotVSettings(NormPooling):
         super().__post_init__()
         require_finite("memory.policy_options.alpha", self.alpha, 0.0, 1.0)
         require_finite("memory.policy_options.recent_share", self.recent_share, 0.0, 1.0)
+        name = "memory.policy_options.compare_with"
+        require(self.compare_with in COMPARISONS, name, self.compare_with, "newer or recent")
         name = "memory.policy_options.compatibility"
         require(self.compatibility in COMPATIBILITIES, name, self.compatibility, "ours or reference")
         name = "memory.policy_options.depth_pooling"
@@ -81,7 +86,7 @@ class InfiniPotV(SelectionPolicy):
         recent = recent_slots(view, keep, settings.recent_share)
         # Recent slots count as TaR's own; more of them than its share leave the rest to the norms, never a crash.
         by_redundancy = min(keep, max(int(settings.alpha * keep), recent.most))
-        chosen = top_mask(novelty(view, recent.mask), by_redundancy, view)
+        chosen = top_mask(novelty(view, recent.mask, settings.compare_with), by_redundancy, view)
         if by_redundancy == keep:
             return chosen
         return top_mask(settings.scores(view).masked_fill(chosen, torch.inf), keep, view)

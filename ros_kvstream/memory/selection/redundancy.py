@@ -1,7 +1,7 @@
 """Temporal redundancy: how much a patch's key resembles keys of the same patch in other frames, in float32.
 
-The mean over r recent frames of cos(k, k') is ONE dot product with the mean of the r unit keys k': memory grows with
-the number of patches, not with recent x past x patches.
+The mean over r frames of cos(k, k') is ONE dot product with the mean of the r unit keys k': memory grows with the
+number of patches, not with recent x past x patches.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots
+from ros_kvstream.memory.selection.history import similarity_to_newer
 from ros_kvstream.memory.selection.key_rows import KeyRows
 from ros_kvstream.memory.selection.patches import Patches, number_patches
 from ros_kvstream.memory.selection.ranking import recency
@@ -19,14 +20,17 @@ STEPS = 1 << 14
 """Scores are whole numbers of 1 / STEPS: finer differences are rounding noise of the keys, and count as ties."""
 
 
-def novelty(view: LayerSlots, recent: Tensor) -> Tensor:
-    """Minus the mean cosine of every slot's key with the recent keys of its patch, float32 [kv_heads, slots].
+def novelty(view: LayerSlots, recent: Tensor, compare_with: str = "recent") -> Tensor:
+    """Minus the mean cosine of every slot's key with other keys of its patch, float32 [kv_heads, slots].
 
-    In units of 1 / STEPS.
-
-    :param recent: bool [kv_heads, slots], the newest frames; these get infinity. A patch without a recent key cannot
-        be compared: its slots get the mean of those of their head that can (0 if none), no advantage and no fault.
+    In units of 1 / STEPS. :param recent: bool [kv_heads, slots], the newest frames; these get infinity.
+    :param compare_with: "recent", the keys of the recent frames: a patch that these do not show cannot be compared, its
+        slots get the mean of those of their head that can (0 if none), no advantage and no fault; or "newer", all newer
+        keys that the head holds of the patch.
     """
+    if compare_with == "newer":
+        similarity = similarity_to_newer(view)
+        return _negate_and_round(similarity, similarity).masked_fill_(recent, torch.inf)
     layout = whole_frames(view)
     if layout is not None:
         older = layout.frames - int(recent[0].sum()) // layout.patches

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.slots import Frame, identities, make_slots, reorder, rotary
 
-from ros_kvstream.memory.selection import LayerSlots, make_policy
+from ros_kvstream.memory.selection import LayerSlots, key_rows, make_policy
+from ros_kvstream.memory.selection.history import similarity_to_newer
 from ros_kvstream.memory.selection.recent_share import recent_slots
 from ros_kvstream.memory.selection.redundancy import STEPS, change_from_previous, novelty
 
@@ -39,7 +41,7 @@ def novelty_by_loops(view: LayerSlots, recent: torch.Tensor, head: int) -> list[
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(layouts, st.integers(0, 999), st.booleans(), st.integers(0, 5), st.floats(0.1, 0.6))
 def test_redundancy_is_the_mean_cosine_of_unrotated_keys_to_the_recent_keys_of_the_true_patch(
     frames: list[Frame], seed: int, shuffled: bool, missing: int, share: float
@@ -59,7 +61,35 @@ def test_redundancy_is_the_mean_cosine_of_unrotated_keys_to_the_recent_keys_of_t
                 assert abs(float(scores[head, slot]) / STEPS - (neutral if score is None else score)) < 2e-4
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
+@given(layouts, st.integers(0, 999), st.booleans(), st.integers(0, 5))
+def test_redundancy_to_newer_is_the_mean_cosine_to_all_newer_keys_of_the_true_patch(
+    frames: list[Frame], seed: int, shuffled: bool, missing: int
+) -> None:
+    total = sum(frame.rows * frame.columns for frame in frames)
+    view = make_slots(frames, seed=seed, shuffled=shuffled, missing=min(missing, total - 1))
+    scores = similarity_to_newer(view)
+    for head in range(2):
+        for slot in range(view.slots):
+            cosines = [
+                cosine(view, head, slot, other)
+                for other in range(view.slots)
+                if patch(view, head, other) == patch(view, head, slot)
+                and view.frames[head, other] > view.frames[head, slot]
+            ]
+            wanted = sum(cosines) / len(cosines) if cosines else 0.0
+            assert abs(float(scores[head, slot]) - wanted) < 1e-4
+
+
+def test_redundancy_to_newer_is_the_same_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = make_slots([Frame(2, 3), Frame(1, 2, camera=1)] * 9, seed=4, missing=11)
+    at_once = similarity_to_newer(view)
+    for rows in (1, 5, 17):
+        monkeypatch.setattr(key_rows, "BLOCK_ROWS", rows)
+        assert torch.allclose(similarity_to_newer(view), at_once, atol=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
 @given(layouts, st.integers(0, 999), st.integers(0, 5))
 def test_change_is_measured_against_the_same_patch_in_the_frame_before_of_the_same_camera(
     frames: list[Frame], seed: int, missing: int
@@ -92,14 +122,15 @@ def test_the_same_key_seen_at_other_times_is_fully_redundant_although_its_rotate
         assert bool((again[again < torch.inf] == -STEPS).all())
 
 
-def test_union_takes_the_recent_frames_then_redundancy_then_the_largest_values() -> None:
+@pytest.mark.parametrize("compare_with", ["newer", "recent"])
+def test_union_takes_the_recent_frames_then_redundancy_then_the_largest_values(compare_with: str) -> None:
     view = make_slots([Frame()] * 12, seed=5)
-    policy = make_policy("infinipot_v", {"alpha": 0.6, "recent_share": 0.3})
+    policy = make_policy("infinipot_v", {"alpha": 0.6, "recent_share": 0.3, "compare_with": compare_with})
     keep = 40
     kept = policy.select(view, keep)
     recent = recent_slots(view, keep, 0.3).mask
     assert recent.sum(-1).tolist() == [12, 12]
-    scores = novelty(view, recent)
+    scores = novelty(view, recent, compare_with)
     for head in range(2):
         by_redundancy = scores[head].topk(24).indices.tolist()
         rest = [slot for slot in range(view.slots) if slot not in by_redundancy]
@@ -153,7 +184,7 @@ def test_ten_thousand_identical_frames_leave_exact_counts_and_the_newest_frames(
     assert [held.count(9_999 - age) for age in range(8)] == [6] * 8
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 999), st.integers(2, 9), st.integers(1, 50))
 def test_key_norms_from_the_append_give_the_same_choice_as_norms_taken_now(seed: int, count: int, keep: int) -> None:
     for shuffled in (False, True):

@@ -14,7 +14,9 @@ POLICIES: dict[str, SelectionPolicy] = {
     "infinipot_v": make_policy("infinipot_v", {}),
     "infinipot_v pooled": make_policy("infinipot_v", {"pooling": "adaptive", "alpha": 0.7, "recent_share": 0.3}),
     "infinipot_v reference": make_policy("infinipot_v", {"compatibility": "reference", "recent_share": 0.25}),
+    "infinipot_v recent": make_policy("infinipot_v", {"compare_with": "recent"}),
     "tar": make_policy("tar", {}),
+    "tar recent": make_policy("tar", {"compare_with": "recent"}),
     "van": make_policy("van", {}),
     "van pooled": make_policy("van", {"pooling": "adaptive"}),
     "aks": make_policy("aks", {}),
@@ -24,7 +26,10 @@ POLICIES: dict[str, SelectionPolicy] = {
     "recent": make_policy("recent", {}),
 }
 EVERY = pytest.mark.parametrize("name", POLICIES)
-KEEP_NEWEST = ["infinipot_v", "infinipot_v pooled", "tar", "van", "van pooled", "aks", "sliding_window", "recent"]
+KEEP_NEWEST = [
+    "infinipot_v", "infinipot_v recent", "infinipot_v pooled", "tar", "tar recent", "van", "van pooled", "aks",
+    "sliding_window", "recent",
+]  # fmt: skip
 
 frame_lists = st.lists(
     st.builds(Frame, rows=st.integers(1, 3), columns=st.integers(1, 3), camera=st.integers(0, 2)),
@@ -53,7 +58,7 @@ def layers(draw: st.DrawFn) -> tuple[LayerSlots, int]:
 
 
 @EVERY
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=layers())
 def test_exactly_as_many_distinct_slots_as_asked_for_in_ascending_order(
     name: str, case: tuple[LayerSlots, int]
@@ -77,7 +82,7 @@ def test_the_mask_and_the_indices_are_the_same_choice(name: str, case: tuple[Lay
 
 
 @EVERY
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(case=layers(), seed=st.integers(0, 999))
 def test_the_order_of_the_slots_does_not_matter(name: str, case: tuple[LayerSlots, int], seed: int) -> None:
     view, keep = case
@@ -92,7 +97,7 @@ def test_the_order_of_the_slots_does_not_matter(name: str, case: tuple[LayerSlot
 
 
 @EVERY
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(case=layers())
 def test_the_same_slots_give_the_same_choice_and_are_left_as_they_were(
     name: str, case: tuple[LayerSlots, int]
@@ -106,7 +111,7 @@ def test_the_same_slots_give_the_same_choice_and_are_left_as_they_were(
 
 
 @pytest.mark.parametrize("name", KEEP_NEWEST)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(case=layers())
 def test_the_newest_frame_stays_or_fills_everything_that_is_kept(name: str, case: tuple[LayerSlots, int]) -> None:
     view, keep = case

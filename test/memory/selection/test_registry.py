@@ -37,6 +37,8 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         ("infinipot_v", {"depth_pooling": True}),
         ("infinipot_v", {"depth_pooling": "yes", "compatibility": "reference"}),
         ("infinipot_v", {"pooling": "max"}),
+        ("infinipot_v", {"compare_with": "older"}),
+        ("tar", {"compare_with": 1}),
         ("infinipot_v", {"pooling": "adaptive", "compatibility": "reference"}),
         ("infinipot_v", {"pooling_thresholds": (0.4, 0.2, 0.1)}),
         ("infinipot_v", {"pooling_thresholds": 0.1}),
