@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default=default.model, help="'tiny', a local folder or a hub id (%(default)s)")
     add("--policy", default=default.policy, choices=POLICIES, metavar="NAME",
         help=f"how the memory chooses what to forget: {', '.join(POLICIES)} (%(default)s)")  # fmt: skip
-    add("--budget-mib", type=float, default=0.0, metavar="N", help="size of the memory (room for an eighth of the frames)")
+    add("--budget-mib", type=float, default=0.0, metavar="N", help="size of the memory (for an eighth of the frames)")
     add("--seed", type=int, default=default.seed, metavar="N", help="another seed is another patrol (%(default)s)")
     add("--output", type=Path, default=default.output, metavar="DIR", help="report, logs, recording (%(default)s)")
 
