@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ros_kvstream.errors import BudgetError, CapacityError, FrameError, KvStreamError, QuestionError, SettingsError
+from ros_kvstream.errors import BudgetError, CapacityError, FrameError, KvStreamError, QuestionError
 from ros_kvstream.evaluation.frame_sources import FrameStore, StreamFrame
 from ros_kvstream.evaluation.grid import Cell, Episode, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
@@ -202,13 +202,12 @@ class Trace:
 def share_budget_mib(cell: Cell, model: VideoLanguageModel, store: FrameStore, episode: Episode) -> float:
     """MiB that hold a share of the frame slots of the whole stream, and room for prompt, question and answer.
 
-    With an archive the room for the frames that it brings back comes on top too.
+    With an archive the room for the frames that it brings back comes on top too. Slots are in the model's own type: a
+    precision ladder gets the same bytes and makes more of them.
     """
     from ros_kvstream.memory.budget import smallest_budget
 
     settings = cell.settings(1.0)
-    if settings.ladder.mode == "on":
-        raise SettingsError("--budget-share does not go with ladder.mode = 'on': give --budget-mib")
     _, sizes = store.measure(episode.source)
     grids = {size: math.prod(model.grid(*size)) for size in sizes}
     tokens = sum(grids[size] * count for size, count in sizes.items())
