@@ -1,6 +1,7 @@
 """Trains the tiny external encoder on patrol streams: a few minutes on one core, the same seed gives the same data.
 
-    python -m ros_kvstream.evaluation.encoder_training --steps 1500
+Run it with ``python -m ros_kvstream.evaluation.encoder_training``. The weights in this package are those after 1,350 of
+1,500 steps (seed 5,000,000; about 12 minutes of one core).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Stream:
         random = np.random.default_rng(seed)
         world = PatrolWorld(PatrolSettings(seed=seed, frames=96, noise=float(random.uniform(0, 10))))
         seen = [int(random.integers(thing.first, thing.last + 1)) for thing in world.sightings]
-        dull = [int(index) for index in random.choice(96, 3 * empty, replace=False) if world.sighting(int(index)) is None]
+        drawn = [int(index) for index in random.choice(96, 3 * empty, replace=False)]
+        dull = [index for index in drawn if world.sighting(index) is None]
         frames = seen + dull[:empty]
         self.pictures: list[NDArray[np.uint8]] = [world.picture(index) for index in frames]
         self.texts: list[str] = []
@@ -86,8 +88,8 @@ def train(steps: int, streams: int, path: Path, threads: int = 1) -> float:
         optimizer.step()
         schedule.step()
         if step % 50 == 49:
-            print(f"step {step + 1} {(time.monotonic() - started) / 60:.1f} min, best picture right {np.mean(recent):.3f}",
-                  flush=True)  # fmt: skip
+            minutes = (time.monotonic() - started) / 60
+            print(f"step {step + 1} {minutes:.1f} min, best picture right {np.mean(recent):.3f}", flush=True)
             save(network, known, path)
     save(network, known, path)
     return float(np.mean(recent))
