@@ -50,7 +50,7 @@ class MemorySettings:
     """Name of the selection policy, one of POLICIES."""
     policy_options: Mapping[str, object] = field(default_factory=dict)
     """Settings of the policy by name (alpha, recent_share, ...); the policy refuses unknown ones."""
-    keep_ratio: float = 0.75
+    keep_ratio: float = 0.9
     """Share of the frame slots that a compaction keeps (published: 32 grids cut to 24)."""
     high_water: float = 1.0
     """Share of the frame slots that may fill up before a compaction makes room."""

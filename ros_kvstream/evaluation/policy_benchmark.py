@@ -40,9 +40,9 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
     model = load_model(ModelSettings(path=options.model, device="cpu"))
     trained = longest_training_length(TINY_FOLDER if options.model == "tiny" else Path(options.model))
-    within = max(32, min(96, trained))
+    within, beyond = max(32, min(96, trained)), 4 * max(32, trained)
     report: dict[str, Any] = {}
-    for name, frames, count in (("in_range", within, options.streams), ("beyond", 4 * within, options.streams // 3)):
+    for name, frames, count in (("in_range", within, options.streams), ("beyond", beyond, options.streams // 3)):
         console.print(f"{name}: {max(1, count)} streams of {frames} frames")
         report[name] = compare(model, frames, max(1, count), options.questions, options.policies, console)
     return report

@@ -68,7 +68,7 @@ MEMORY = (
              "nothing: frames are refused once the budget is used up.", choices=POLICIES, change=Change.RUNNING),
     _setting("memory.policy_options", "", "Settings of the policy as 'name=value name=value', such as 'alpha=0.5'; "
              "an unknown name is refused at configure.", change=Change.RUNNING),
-    _setting("memory.keep_ratio", 0.75, "Share of the frame slots that survives when room is made, below "
+    _setting("memory.keep_ratio", 0.9, "Share of the frame slots that survives when room is made, below "
              "memory.high_water. More keeps more and makes room more often, which costs time.", 0.05, 0.99,
              change=Change.RUNNING),
     _setting("memory.high_water", 1.0, "Share of the frame slots in use at which room is made; 1 waits until the "

@@ -35,7 +35,7 @@ def test_settings_of_a_cell_reach_the_stream() -> None:
     ("name", "value", "said"),
     [
         ("memory.colour", 1, "no such setting"), ("memory", 1, "no such setting"), ("seed.x", 1, "no such setting"),
-        ("memory.keep_ratio", "half", "kind of 0.75"), ("memory.block_frames", 1.5, "kind of 1"),
+        ("memory.keep_ratio", "half", "kind of 0.9"), ("memory.block_frames", 1.5, "kind of 1"),
         ("memory.keep_ratio", 2.0, "memory.keep_ratio"), ("gate.mode", "on", "gate.mode"),
         ("memory.block_frames", True, "kind of 1"),
     ],
