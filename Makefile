@@ -6,7 +6,7 @@
 #            PIP_ARGS=...        more arguments of pip install, such as an index with the CPU build of torch
 #            BAG= TOPIC=         a recording of yours and its image topic, for make demo
 #            PYTEST_ARGS=...     more arguments of pytest, such as a file or -k NAME
-#            TRAIN_ARGS=...      more arguments of the training script
+#            TRAIN_ARGS=...      more arguments of the training, such as --export ros_kvstream/models/tiny
 
 ROS_WHEELS ?= jazzy
 PIP_ARGS ?=
@@ -52,8 +52,8 @@ lint: $(PACKAGE_STAMP) ## style and types alone
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-train: $(PACKAGE_STAMP) ## train the tiny model again
-	$(BIN)/python -m training.train $(TRAIN_ARGS)
+train: $(PACKAGE_STAMP) ## train the tiny model again, into build/training; an interrupted training goes on
+	$(BIN)/python -m training.train --run build/training --export build/training/model $(TRAIN_ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build install log dist *.egg-info ros_kvstream/action ros_kvstream/msg ros_kvstream/srv ros_kvstream/*.so
