@@ -48,7 +48,7 @@ class Recorded:
 class Setup:
     """A worker on a random model."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget_mib: float = 4.0) -> None:
         from support.tiny_models import qwen2_5_vl
 
         self.told = Recorded()
@@ -61,7 +61,7 @@ class Setup:
             fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
             token=lambda pending, _, index: self.told.note(f"token {pending.question.text}"))
         self.worker = Worker(self.frames, self.account, image_to_rgb, events)
-        settings = StreamSettings(memory=MemorySettings(budget_mib=4.0, policy="sliding_window"))
+        settings = StreamSettings(memory=MemorySettings(budget_mib=budget_mib, policy="sliding_window"))
         self.made = self.worker.start(lambda: VideoMemory(settings, self.model))
 
     def put(self, *stamps: float, encoding: str = "rgb8") -> None:
@@ -116,21 +116,46 @@ def test_a_question_goes_ahead_of_waiting_frames(setup: Setup) -> None:
     assert events == ["frame 1", "answered", "frame 2", "frame 3", "frame 4"]
 
 
-def test_an_error_in_the_model_drops_the_frame_counts_it_and_the_next_one_is_taken(setup: Setup) -> None:
+def out_of_memory(*_: Any, **__: Any) -> None:
+    raise MemoryError("no memory left")
+
+
+@pytest.mark.parametrize("step", ["encode_frames", "forward"])
+def test_an_error_in_the_model_drops_the_frame_counts_it_and_the_next_one_is_taken(setup: Setup, step: str) -> None:
     setup.put(1)
     setup.told.wait_for(1)
     before = setup.planes()
-    forward = setup.model.forward
-    setup.model.forward = lambda *_, **__: (_ for _ in ()).throw(MemoryError("no memory left"))
+    setattr(setup.model, step, out_of_memory)
     setup.put(2)
     setup.told.wait_for(2)
-    setup.model.forward = forward
+    delattr(setup.model, step)
     assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
     setup.put(3)
     setup.told.wait_for(3)
     assert setup.told.events == ["frame 1", "fault frame: no memory left", "frame 3"]
     count = setup.account.camera("camera")
     assert (count.published, count.seen, count.dropped["fault"]) == (3, 2, 1)
+
+
+def test_an_error_in_a_compaction_leaves_the_memory_as_it_was_and_the_next_one_succeeds() -> None:
+    setup = Setup(budget_mib=0.4)
+    setup.made.result(LONG)
+    setup.worker.ingest(True)
+    slots = setup.worker.call(lambda memory: memory.arena.plan.frame_slots).result(LONG)
+    rows, columns = setup.model.grid(56, 56)
+    for stamp in range(slots // (rows * columns)):
+        setup.put(stamp)
+        setup.told.wait_for_event(f"frame {stamp}")
+    before = setup.planes()
+    setup.worker.call(lambda memory: setattr(memory.policy, "select_mask", out_of_memory)).result(LONG)
+    setup.put(1000)
+    setup.told.wait_for_event("fault frame: no memory left")
+    assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
+    setup.worker.call(lambda memory: delattr(memory.policy, "select_mask")).result(LONG)
+    setup.put(1001)
+    setup.told.wait_for_event("frame 1001")
+    assert setup.worker.call(lambda memory: memory.stats().compactions).result(LONG) == 1
+    assert setup.worker.stop(LONG)
 
 
 def test_an_error_while_answering_fails_the_question_and_leaves_the_memory_as_it_was(setup: Setup) -> None:
