@@ -107,7 +107,9 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry of the installed script; returns the exit status."""
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _terminated)
     try:
         return run_command(sys.argv[1:] if arguments is None else arguments)
     except KvStreamError as error:

@@ -80,7 +80,7 @@ def test_a_refusal_is_one_line_and_status_2(
     assert capsys.readouterr().err == "kvstream: too small\n"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_runs_every_finally_and_gives_the_shells_status(
     number: signal.Signals, status: int, probe: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,11 +94,12 @@ def test_a_signal_runs_every_finally_and_gives_the_shells_status(
             cleaned.append(True)
 
     monkeypatch.setattr(probe, "run", run)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
     try:
         got = cli.main(["probe"])
     except SystemExit as ended:
         got = ended.code  # type: ignore[assignment]
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
     assert (got, cleaned) == (status, [True])
