@@ -7,6 +7,7 @@
 #            BAG= TOPIC=         a recording of yours and its image topic, for make demo
 #            PYTEST_ARGS=...     more arguments of pytest, such as a file or -k NAME
 #            TRAIN_ARGS=...      more arguments of the training, such as --export ros_kvstream/models/tiny
+#            FINDINGS_ARGS=...   more arguments of make findings, such as --streams 3
 
 ROS_WHEELS ?= jazzy
 PIP_ARGS ?=
@@ -14,6 +15,7 @@ BAG ?=
 TOPIC ?=
 PYTEST_ARGS ?=
 TRAIN_ARGS ?=
+FINDINGS_ARGS ?=
 
 USED_PYTHON := $(shell tools/find_python.sh $(PYTHON))
 VENV := .venv
@@ -33,7 +35,7 @@ export AMENT_PREFIX_PATH := $(CURDIR)/$(VENV)
 export ROS_AUTOMATIC_DISCOVERY_RANGE := LOCALHOST
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint train clean
+.PHONY: help env demo test lint train findings clean
 
 help: ## this list
 	@echo "make targets:"
@@ -54,6 +56,9 @@ lint: $(PACKAGE_STAMP) ## style and types alone
 
 train: $(PACKAGE_STAMP) ## train the tiny model again, into build/training; an interrupted training goes on
 	$(BIN)/python -m training.train --run build/training --export build/training/model $(TRAIN_ARGS)
+
+findings: $(PACKAGE_STAMP) ## measure every policy, budget and archive, and print docs/findings.md from it
+	$(BIN)/python -m ros_kvstream.evaluation.findings $(FINDINGS_ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build install log dist *.egg-info ros_kvstream/action ros_kvstream/msg ros_kvstream/srv ros_kvstream/*.so

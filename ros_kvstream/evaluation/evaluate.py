@@ -90,7 +90,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         from ros_kvstream.evaluation.report import write_report
 
         with console.status("Writing the report"):
-            report["report"] = str(write_report(summaries, episodes, options.output, options.thumbnails))
+            path = write_report(summaries, episodes, options.output, options.thumbnails, options.benchmark)
+            report["report"] = str(path)
     return report
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import cv2
 
 from ros_kvstream.errors import KvStreamError
+from ros_kvstream.evaluation.benchmark_formats import find_benchmark
 from ros_kvstream.evaluation.grid import Episode
 from ros_kvstream.evaluation.report_plots import draw
 from ros_kvstream.evaluation.scoring import read_expectation
@@ -52,11 +53,13 @@ class Thumbnail:
 
 
 def write_report(
-    summaries: Sequence[CellSummary], episodes: Sequence[Episode], folder: Path, thumbnails: int = 200
-) -> Path:
+    summaries: Sequence[CellSummary], episodes: Sequence[Episode], folder: Path, thumbnails: int = 200,
+    benchmark: str = "",
+) -> Path:  # fmt: skip
     """Write report.html and plots/*.png; returns the path of the first.
 
     :param thumbnails: pictures in the report, at most; the recordings are read once more for them.
+    :param benchmark: whose paper's scores are shown.
     """
     import jinja2
 
@@ -73,6 +76,7 @@ def write_report(
         best=best,
         plots=[(*CAPTIONS[name], svg, name) for name, svg in plots.items()],
         tasks=task_table(summaries),
+        scores=score_table(summaries, benchmark) if benchmark else [],
         questions=questions[:MOST_QUESTIONS],
         left_out=max(0, len(questions) - MOST_QUESTIONS),
         pictures=pictures,
@@ -189,6 +193,17 @@ def task_table(summaries: Sequence[CellSummary]) -> list[tuple[str, int, list[fl
         rows.append((task, max((part.count for part in found if part), default=0),
                      [part.value if part else None for part in found]))  # fmt: skip
     return rows
+
+
+def score_table(summaries: Sequence[CellSummary], benchmark: str) -> list[tuple[str, int, list[float | None]]]:
+    """(score, questions, value per cell that ran) as a benchmark's paper reports them."""
+    score = find_benchmark(benchmark).score
+    found = [{entry.name: entry for entry in score(summary.lines)} for summary in summaries if summary.lines]
+    names = dict.fromkeys(name for scores in found for name in scores)
+    return [
+        (name, max(scores[name].count for scores in found if name in scores),
+         [scores[name].value if name in scores else None for scores in found]) for name in names
+    ]  # fmt: skip
 
 
 def versions() -> dict[str, str]:

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 from rich.console import Console
 from support.model_folders import folder_without_weights
@@ -105,6 +107,27 @@ def test_a_recording_is_asked_the_questions_of_a_file(model: Path, kitchen: Path
     assert all(row["errors"] == 1 for row in report["cells"])
     first = json.loads((tmp_path / "out" / "results.jsonl").read_text().splitlines()[0])
     assert first["at"] == pytest.approx(1001.0) and first["true_evidence"] == pytest.approx([1000.5])
+
+
+def test_a_benchmark_is_asked_and_scored_as_its_paper_reports_it(model: Path, tmp_path: Path) -> None:
+    options_ = {f"option {index}": f"thing {index}" for index in range(5)}
+    (tmp_path / "questions.json").write_text(json.dumps([{"q_uid": "p", "question": "what ?", **options_}]))
+    (tmp_path / "subset_answers.json").write_text('{"p": 1}')
+    with av.open(str(tmp_path / "p.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=2)
+        stream.width = stream.height = 64
+        for index in range(6):
+            picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 40 * index, np.uint8), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    words = ["--benchmark", "egoschema", "--data", str(tmp_path), "--rate", "2"]
+    screen = console()
+    report = evaluate.run(options(*words, *small(model, tmp_path / "out")), screen)
+    assert all(row["scores"] == [{"name": "Subset", "value": row["accuracy"]["value"], "count": 1}]
+               for row in report["cells"])  # fmt: skip
+    assert ">Subset<" in Path(report["report"]).read_text()
+    evaluate.show(report, screen)
+    assert "Subset" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +109,6 @@ def test_no_more_workers_are_started_than_there_are_jobs(jobs: list[Job]) -> Non
 
 
 def test_without_ray_its_extra_is_named(jobs: list[Job], monkeypatch: Any) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingsError, match=r"ros_kvstream\[ray\]"):
         list(run_ray(jobs, workers=2, frames_mib=64.0))
@@ -121,6 +120,7 @@ def test_ray_gives_the_results_of_one_process_even_when_a_worker_dies(jobs: list
     environment = {"PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
     try:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
         worker = ray.remote(num_cpus=1, max_restarts=0)(DyingRunner)
         flag = tmp_path / "died"
         pool = RayPool(ray, lambda: worker.remote(str(flag)))
