@@ -65,7 +65,8 @@ def measure(shape: BenchmarkShape) -> dict[str, dict[str, Any]]:
     Keys per type: ``speedup`` (published time / ours), ``peak_ratio`` (our extra memory / theirs), ``same_slots``
     (``reference`` keeps exactly their slots), ``of_floor`` (our time / time to move the bytes that must move at the
     copy bandwidth of this run), and the figures behind them. ``later_speedup`` is that of the cut after the first one,
-    when every head holds other slots (the published code then compares patches that no longer line up).
+    when every head holds other slots (the published code then compares patches that no longer line up);
+    ``default_speedup`` that of the first cut with the default settings, which compare with all newer keys.
     """
     published = _published()
     threads = torch.get_num_threads()
@@ -112,6 +113,11 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
 
     ours_s, published_s = _turn_about(shape.repeats, restore, run_ours, run_published)
 
+    default = make_policy("infinipot_v", {})
+    default_s, published_again = _turn_about(
+        max(1, shape.repeats // 2), restore, lambda: arena.compact(default, shape.keep), run_published
+    )
+
     def restore_later() -> None:
         restore()
         arena.compact(ours, shape.keep)
@@ -139,6 +145,7 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
         "of_floor": ours_s / (floor_bytes / bandwidth),
         "same_slots_share": sum(same) / len(same),
         "later_speedup": later_published / later_ours,
+        "default_speedup": published_again / default_s,
         "ours_ms": ours_s * 1e3,
         "published_ms": published_s * 1e3,
         "floor_ms": floor_bytes / bandwidth * 1e3,
