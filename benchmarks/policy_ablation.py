@@ -78,6 +78,7 @@ def variants(alpha: float, recent_share: float) -> dict[str, dict[str, Any]]:
         "un-rotated keys, patches by index": {"options": ours, "replacement": lambda p: Seen(p, reshaped)},
         "rotated keys, true patches": {"options": ours, "replacement": lambda p: Seen(p, rotated)},
         "un-rotated keys, true patches": {"options": ours},
+        "the same against recent frames only": {"options": {**ours, "compare_with": "recent"}},
         "the same with adaptive pooling": {"options": {**ours, "pooling": "adaptive"}},
     }
 
