@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ros_kvstream.evaluation.patrol import PatrolWorld
+from ros_kvstream.evaluation.patrol import PatrolWorld, Sighting
 from ros_kvstream.evaluation.patrol_mix import mixed_stream
-from ros_kvstream.evaluation.questions import KINDS, Asker, Question
+from ros_kvstream.evaluation.patrol_scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES
+from ros_kvstream.evaluation.questions import KINDS, PLURALS, Asker, Question
 from training.checkpoint_files import LONGEST_POSITION
 from training.settings import Stage
 
@@ -20,6 +21,8 @@ SIDE = 2
 """Merged tokens a side of a frame."""
 _QUESTION_ROOM = 64
 IGNORE = -100
+WORD_GROUPS = (SHAPES, tuple(PLURALS.values()), tuple(COLOURS), NUMBERS, ("top", "bottom"), ("left", "right"), ROOMS)
+"""What an object's token can be named by, one word of each group."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,25 @@ class Batch:
     asked: tuple[tuple[Question, ...], ...]
     taught: torch.Tensor
     """bool [streams, frames]: the frames whose gradient reaches the vision tower."""
+    pointed: torch.Tensor
+    """bool [streams, questions, prefix + 4 * frames]: the tokens of the thing that holds the answer; may be none."""
+    emphasis: torch.Tensor
+    """float32 [streams, questions]: how much the pointing lessons weigh for a question."""
+    named: torch.Tensor
+    """bool, as ``pointed``: the tokens of the thing that the question names; may be none."""
+    nouns: torch.Tensor
+    """int64 [streams, questions]: where in the question its noun stands; 0 where it names nothing."""
+    followed: torch.Tensor
+    """int64 [streams, prefix + 4 * frames]: which sighting (from 1) an object's token belongs to; 0 for all others."""
+    contents: torch.Tensor
+    """int64 [streams, frames * 4, groups]: one id of each of ``word_groups`` for what a token shows, or IGNORE."""
+    predecessors: torch.Tensor
+    """int64 [streams, prefix + 4 * frames]: for an object's token the id of the shape that came before it, or IGNORE."""
+    told: torch.Tensor
+    """int64 [streams, questions, groups]: as ``contents``, of the thing that a question names, but as shape that of the
+    thing before it."""
+    word_groups: tuple[torch.Tensor, ...]
+    """Ids of the words of WORD_GROUPS."""
 
 
 class ChatLayout:
@@ -62,6 +84,10 @@ class ChatLayout:
                 self._words.clear()
             self._words[text] = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return self._words[text]
+
+    def ids(self, words: Sequence[str]) -> list[int]:
+        """Ids of single words."""
+        return [self._encode(word)[0] for word in words]
 
     def suffix(self, question: str) -> list[int]:
         """Tokens from the end of the video to the start of the answer."""
@@ -102,6 +128,85 @@ def random_questions(
     return asked
 
 
+def _pointed(world: PatrolWorld, asked: list[Question], prefix: int) -> torch.Tensor:
+    """Tokens of the sighting that holds each answer, bool [questions, tokens]; none for "now" and for absent things."""
+    tokens = torch.zeros(len(asked), prefix + SIDE * SIDE * len(world), dtype=torch.bool)
+    firsts = {world.stamp(sighting.first): sighting for sighting in world.sightings}
+    for row, question in zip(tokens, asked, strict=True):
+        if question.kind.endswith("_now") or question.kind == "before":  # "before" is read where the noun looked
+            continue
+        holders = [firsts[stamp] for stamp in question.evidence if stamp in firsts]
+        if question.kind == "after":
+            holders = [sighting for sighting in holders if question.answer == f"the {sighting.shape}"]
+        for sighting in holders:
+            start = prefix + PLACES.index(sighting.place)
+            row[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = True
+    return tokens
+
+
+def _named(world: PatrolWorld, asked: list[Question], prefix: int) -> torch.Tensor:
+    """Tokens of the sighting that each question names, bool [questions, tokens]; none where it names none or it never was."""
+    tokens = torch.zeros(len(asked), prefix + SIDE * SIDE * len(world), dtype=torch.bool)
+    for row, question in zip(tokens, asked, strict=True):
+        index = _named_sighting(world, question)
+        if index is not None:
+            sighting = world.sightings[index]
+            start = prefix + PLACES.index(sighting.place)
+            row[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = True
+    return tokens
+
+
+def _followed(world: PatrolWorld, prefix: int) -> torch.Tensor:
+    """Running number of the sighting that a token shows, from 1, else 0; int64 [tokens]."""
+    tokens = torch.zeros(prefix + SIDE * SIDE * len(world), dtype=torch.int64)
+    for number, sighting in enumerate(world.sightings, start=1):
+        start = prefix + PLACES.index(sighting.place)
+        tokens[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = number
+    return tokens
+
+
+def _names(layout: ChatLayout, sighting: Sighting) -> torch.Tensor:
+    """Ids of the words for a sighting, one of each group: int64 [groups]."""
+    number = NUMBERS[sighting.number - 1]
+    names = [sighting.shape, PLURALS[sighting.shape], sighting.colour, number, *sighting.place.split(), sighting.room]
+    return torch.tensor(layout.ids(names))
+
+
+def _contents(layout: ChatLayout, world: PatrolWorld) -> torch.Tensor:
+    """Word ids for what every object's token shows, one of each group; int64 [4 * frames, groups]."""
+    words = torch.full((SIDE * SIDE * len(world), len(WORD_GROUPS)), IGNORE)
+    for sighting in world.sightings:
+        start = PLACES.index(sighting.place)
+        words[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = _names(layout, sighting)
+    return words
+
+
+def _named_sighting(world: PatrolWorld, question: Question) -> int | None:
+    """Index of the sighting whose shape the question names, or None."""
+    words = set(question.text.rstrip("?").split())
+    for index, sighting in enumerate(world.sightings):
+        if words & {sighting.shape, PLURALS[sighting.shape]}:
+            return index
+    return None
+
+
+def _told(layout: ChatLayout, world: PatrolWorld, asked: list[Question]) -> torch.Tensor:
+    """Word ids for the thing that each question names, the shape before in place of its own; see Batch."""
+    words = torch.full((len(asked), len(WORD_GROUPS)), IGNORE)
+    for row, question in zip(words, asked, strict=True):
+        index = _named_sighting(world, question)
+        if index is not None:
+            row[:] = _names(layout, world.sightings[index])
+            row[0] = layout.ids([world.sightings[index - 1].shape])[0] if index else IGNORE
+    return words
+
+
+def _predecessors(layout: ChatLayout, world: PatrolWorld) -> torch.Tensor:
+    """Id of the shape before, for the tokens of every object but the first; int64 [tokens]."""
+    shapes = [IGNORE, IGNORE, *layout.ids([sighting.shape for sighting in world.sightings])]
+    return torch.tensor(shapes)[_followed(world, len(layout.prefix))]
+
+
 def make_batch(layout: ChatLayout, worlds: list[PatrolWorld], asked: list[list[Question]], shifts: list[int]) -> Batch:
     """Lay out streams of one length and an equal number of questions about each."""
     pixels = np.stack([np.stack([world.picture(index) for index in range(len(world))]) for world in worlds])
@@ -125,6 +230,15 @@ def make_batch(layout: ChatLayout, worlds: list[PatrolWorld], asked: list[list[Q
         torch.from_numpy(np.stack([placed_positions for placed_positions, _ in placed], axis=1)),
         tokens, starts[:, None] + torch.arange(longest), labels, tuple(tuple(items) for items in asked),
         torch.ones(pixels.shape[:2], dtype=torch.bool),
+        torch.stack([_pointed(world, items, len(layout.prefix)) for world, items in zip(worlds, asked, strict=True)]),
+        torch.tensor([[4.0 if item.kind == "after" else 1.0 for item in items] for items in asked]),
+        torch.stack([_named(world, items, len(layout.prefix)) for world, items in zip(worlds, asked, strict=True)]),
+        torch.isin(tokens, torch.tensor(layout.ids([*SHAPES, *PLURALS.values()]))).long().argmax(dim=-1),
+        torch.stack([_followed(world, len(layout.prefix)) for world in worlds]),
+        torch.stack([_contents(layout, world) for world in worlds]),
+        torch.stack([_predecessors(layout, world) for world in worlds]),
+        torch.stack([_told(layout, world, items) for world, items in zip(worlds, asked, strict=True)]),
+        tuple(torch.tensor(layout.ids(list(words))) for words in WORD_GROUPS),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
@@ -85,6 +86,22 @@ def make_processor() -> Qwen2VLImageProcessorPil:
     return Qwen2VLImageProcessorPil(size={"shortest_edge": NATIVE_SIZE**2, "longest_edge": NATIVE_SIZE**2})
 
 
+def _add_names_of_transformers_4(folder: Path) -> None:
+    """Write what transformers 4.57 reads beside what 5 writes: rotary settings, tokenizer class, picture size."""
+    config = json.loads((folder / "config.json").read_text())
+    rope = config["text_config"]["rope_parameters"]
+    config["text_config"]["rope_theta"] = rope["rope_theta"]
+    config["text_config"]["rope_scaling"] = {key: rope[key] for key in ("rope_type", "type", "mrope_section")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens", list(SPECIAL[1:8]))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2) + "\n")
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor |= {"min_pixels": processor["size"]["shortest_edge"], "max_pixels": processor["size"]["longest_edge"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+
+
 def save(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None:
     """Write a folder that AutoTokenizer, the image processor and the model load with their plain from_pretrained."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,3 +112,4 @@ def save(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None:
     model.save_pretrained(folder, safe_serialization=True)
     make_tokenizer().save_pretrained(folder)
     make_processor().save_pretrained(folder)
+    _add_names_of_transformers_4(folder)

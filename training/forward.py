@@ -8,6 +8,9 @@ vision tower.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -15,6 +18,30 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from training.batch import IGNORE, Batch
 
+@dataclass(frozen=True)
+class Pointer:
+    """Some heads of a layer that are taught where to look."""
+
+    layer: int
+    heads: slice
+    reader: str
+    """The token that looks: a question's "noun", or the "last" one before the answer."""
+    target: str
+    """What it looks at: the question's "noun", the thing "named" by it, or the thing that holds the "answer"."""
+
+
+POINTERS = (
+    Pointer(0, slice(0, 2), "last", "noun"),
+    Pointer(1, slice(0, 2), "noun", "named"),
+    Pointer(2, slice(0, 2), "last", "answer"),
+    Pointer(2, slice(2, 4), "last", "noun"),
+)
+NOUN_LAYER = 1
+"""After this layer a question's noun is to know everything of the thing it names, and what came before it."""
+Groups = Sequence[tuple[int, torch.Tensor]]
+FOLLOWING_LAYER, FOLLOWING_HEADS = 0, slice(2, 4)
+"""Where the tokens of an object are taught to look at the sighting before."""
+FOLLOWING_WEIGHT = 4.0
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
@@ -87,8 +114,11 @@ def _finish(layer: nn.Module, hidden: torch.Tensor, mixed: torch.Tensor) -> torc
 
 def _question_attention(
     query: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor], values: tuple[torch.Tensor, torch.Tensor], asked: int
-) -> torch.Tensor:
-    """Each of the ``asked`` questions attends to the stream (first of the pairs) and causally to itself (second)."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each of the ``asked`` questions attends to the stream (first of the pairs) and causally to itself (second).
+
+    Also returns the attention on both, [batch, heads, asked * longest, stream tokens + longest].
+    """
     batch, heads, tokens, dim = query.shape
     own = (batch, heads, asked, tokens // asked, dim)
     query = query * dim**-0.5
@@ -99,7 +129,7 @@ def _question_attention(
     weights = torch.cat([far, near.reshape(batch, heads, tokens, length)], dim=-1).softmax(dim=-1)
     far, near = weights.split([far.shape[-1], length], dim=-1)
     mixed = near.reshape(batch, heads, asked, length, length) @ values[1].reshape(own)
-    return far @ values[0] + mixed.reshape(batch, heads, tokens, dim)
+    return far @ values[0] + mixed.reshape(batch, heads, tokens, dim), weights
 
 
 def _see_all(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> torch.Tensor:
@@ -114,11 +144,84 @@ def _see_all(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> torch.T
     return seen.masked_scatter(taught[:, None, None], see(model, normalise(pixels[taught])))
 
 
-def answer_states(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> torch.Tensor:
-    """Last hidden states of the questions: [streams, questions, longest, hidden]."""
+def _pointing_loss(paid: torch.Tensor, batch: Batch, pointer: Pointer) -> torch.Tensor:
+    """Minus the log of the attention that one token of each question pays where it should; others do not count.
+
+    :param paid: [streams, heads, questions * longest, stream tokens + longest].
+    """
+    streams, asked, longest = batch.questions.shape
+    rows = batch.nouns if pointer.reader == "noun" else (batch.labels != IGNORE).long().argmax(dim=-1)
+    index = (rows + longest * torch.arange(asked))[:, None, :, None].expand(-1, paid.shape[1], -1, paid.shape[-1])
+    paid = paid.gather(2, index)
+    if pointer.target == "noun":
+        mass = paid[..., -longest:].gather(3, batch.nouns[:, None, :, None].expand(-1, paid.shape[1], -1, 1))[..., 0]
+        counts = (batch.nouns > 0) & (batch.nouns < rows)
+    else:
+        target = batch.named if pointer.target == "named" else batch.pointed
+        mass, counts = (paid[..., :-longest] * target[:, None]).sum(dim=-1), target.any(dim=-1)
+    counts = counts[:, None].expand_as(mass)
+    losses = -(mass + 1e-4).log() * batch.emphasis[:, None]
+    return losses[counts].sum() / max(1, int(counts.sum()))
+
+
+def _following_loss(query: torch.Tensor, key: torch.Tensor, followed: torch.Tensor) -> torch.Tensor:
+    """Minus the log of the attention that objects pay to the sighting before theirs.
+
+    :param query, key: rotated, [streams, heads, tokens, head dim]; :param followed: see Batch.
+    """
+    stream, row = (followed > 1).nonzero(as_tuple=True)
+    if not len(row):
+        return query.sum() * 0.0
+    scores = torch.einsum("rhd,rhtd->rht", query[stream, :, row], key[stream]) * query.shape[-1] ** -0.5
+    later = torch.arange(key.shape[2]) > row[:, None]
+    weights = scores.masked_fill(later[:, None], float("-inf")).softmax(dim=-1)
+    target = followed[stream] == (followed[stream, row] - 1)[:, None]
+    return -((weights * target[:, None]).sum(dim=-1) + 1e-4).log().mean()
+
+
+def _naming_loss(
+    model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, groups: Groups
+) -> torch.Tensor:
+    """How badly states, read as if they were the model's output, name what they stand for; summed over the groups.
+
+    :param states: [..., hidden]; :param names: int64 [..., groups], one id of every group or IGNORE.
+    """
+    known = (names != IGNORE).any(dim=-1)
+    if not known.any():
+        return states.sum() * 0.0
+    logits, names = model.lm_head(_norm(model.model.language_model.norm, states[known])), names[known]
+    total = torch.zeros(())
+    for group, words in groups:
+        rows = names[:, group] != IGNORE
+        if rows.any():
+            labels = (words == names[rows, group, None]).long().argmax(dim=-1)
+            total = total + functional.cross_entropy(logits[rows][:, words], labels)
+    return total
+
+
+def _neighbour_loss(
+    model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, shapes: torch.Tensor
+) -> torch.Tensor:
+    """How badly states [..., hidden] tell the shape of the thing before, ids ``names`` [...] or IGNORE.
+
+    Read along fixed random directions, for the words themselves already stand for the thing's own shape.
+    """
+    known = names != IGNORE
+    if not known.any():
+        return states.sum() * 0.0
+    directions = torch.randn(states.shape[-1], len(shapes), generator=torch.Generator().manual_seed(20258))
+    readers = 6.0 * functional.normalize(directions, dim=0)
+    logits = functional.rms_norm(states[known], states.shape[-1:]) @ readers
+    return functional.cross_entropy(logits, (shapes == names[known][:, None]).long().argmax(dim=-1))
+
+
+def answer_states(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last hidden states of the questions [streams, questions, longest, hidden], and the loss of the side lessons."""
     text = model.model.language_model
     streams, frames = batch.pixels.shape[:2]
     seen = _see_all(model, batch).view(streams, frames * 4, -1)
+    words = list(enumerate(batch.word_groups))
+    lessons = _naming_loss(model, seen, batch.contents, words)
     prefix = text.embed_tokens(batch.prefix).expand(streams, -1, -1)
     stream = torch.cat([prefix, seen], dim=1)
     asked, longest = batch.questions.shape[1:]
@@ -133,20 +236,38 @@ def answer_states(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> to
         own_query, own_key, own_value = _heads(attention, _norm(layer.input_layernorm, question))
         own_key = _turn(own_key, *question_turn).repeat_interleave(groups, dim=1)
         own_value = own_value.repeat_interleave(groups, dim=1)
-        mixed = _question_attention(_turn(own_query, *question_turn), (key, own_key), (value, own_value), asked)
+        own_query = _turn(own_query, *question_turn)
+        mixed, attention_paid = _question_attention(own_query, (key, own_key), (value, own_value), asked)
         question = _finish(layer, question, mixed)
+        if index == NOUN_LAYER:
+            rows = batch.nouns[..., None, None].expand(-1, -1, 1, question.shape[-1])
+            nouns = question.view(streams, asked, longest, -1).gather(2, rows)[:, :, 0]
+            lessons = lessons + _naming_loss(model, nouns, batch.told, words[2:])
+            lessons = lessons + 2 * _neighbour_loss(model, nouns, batch.told[..., 0], words[0][1])
+        for pointer in POINTERS:
+            if pointer.layer == index:
+                lessons = lessons + _pointing_loss(attention_paid[:, pointer.heads], batch, pointer)
         if index + 1 < len(text.layers):
-            mixed = functional.scaled_dot_product_attention(_turn(query, *stream_turn), key, value, is_causal=True)
+            query = _turn(query, *stream_turn)
+            if index == FOLLOWING_LAYER:
+                heads = FOLLOWING_HEADS
+                lessons = lessons + FOLLOWING_WEIGHT * _following_loss(query[:, heads], key[:, heads], batch.followed)
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
             stream = _finish(layer, stream, mixed)
-    return _norm(text.norm, question).view(streams, asked, longest, -1)
+        if index == FOLLOWING_LAYER:
+            lessons = lessons + 2 * _neighbour_loss(model, stream, batch.predecessors, words[0][1])
+    return _norm(text.norm, question).view(streams, asked, longest, -1), lessons
 
 
-def loss_and_right(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss of a question (sum over its tokens), and which are answered right: bool [streams, questions]."""
+def loss_and_right(
+    model: Qwen2_5_VLForConditionalGeneration, batch: Batch
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean loss of a question (sum over its tokens), loss of the side lessons, which are right [streams, questions]."""
     chosen = batch.labels != IGNORE
-    logits = model.lm_head(answer_states(model, batch)[chosen])
+    states, lessons = answer_states(model, batch)
+    logits = model.lm_head(states[chosen])
     labels = batch.labels[chosen]
     loss = functional.cross_entropy(logits, labels, reduction="sum")
     wrong = torch.zeros_like(chosen)
     wrong[chosen] = logits.argmax(dim=-1) != labels
-    return loss / (chosen.shape[0] * chosen.shape[1]), ~wrong.any(dim=-1)
+    return loss / (chosen.shape[0] * chosen.shape[1]), lessons, ~wrong.any(dim=-1)

@@ -40,6 +40,7 @@ class Progress:
     right: dict[str, float] = field(default_factory=dict)
     """Running accuracy per kind at the current stage."""
     loss: float = 3.0
+    lessons: float = 3.0
 
     def note(self, kind: str, accuracy: float, count: int) -> None:
         """Fold the accuracy of ``count`` questions into the running one (memory of about 100 questions)."""
@@ -66,6 +67,7 @@ class Trainer:
             state = torch.load(run / "checkpoint.pt", weights_only=True)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            state["progress"].pop("pointing", None)
             self.progress = Progress(**state["progress"])
 
     def learn_to_see(self, log: Callable[[str], None]) -> None:
@@ -102,15 +104,16 @@ class Trainer:
         batch = training_batch(self.layout, STAGES[index], self.kind_weights(), self.settings.unknown_share, key)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
-        loss, right = loss_and_right(self.model, batch)
+        loss, lessons, right = loss_and_right(self.model, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss + self.settings.lesson_weight * lessons).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
         progress.step += 1
         progress.seconds += time.monotonic() - begun
         if index == progress.stage:
             progress.loss += 0.02 * (float(loss.detach()) - progress.loss)
+            progress.lessons += 0.02 * (float(lessons.detach()) - progress.lessons)
             self._score(batch.asked, right)
         if self._passed():
             progress.stage, progress.stage_began, progress.right = progress.stage + 1, progress.step, {}
@@ -152,7 +155,7 @@ class Trainer:
         marks = " ".join(f"{kind} {progress.right.get(kind, 0.0):.2f}" for kind in (*KINDS, "unknown"))
         return (
             f"step {progress.step} {progress.seconds / 60:.1f} min, {stage.frames} frames {stage.objects} objects, "
-            f"loss {progress.loss:.3f}, lr {self.learning_rate():.1e} | {marks}"
+            f"loss {progress.loss:.3f}, lessons {progress.lessons:.3f}, lr {self.learning_rate():.1e} | {marks}"
         )
 
 

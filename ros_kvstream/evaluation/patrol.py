@@ -35,6 +35,8 @@ from ros_kvstream.evaluation.patrol_scene import (
 from ros_kvstream.settings import require, require_finite
 
 _NOISE_LENGTH = 1 << 20
+_EVEN_SHARE = 0.6
+"""Share of the frames without a sighting that is spread evenly: a patrol does not meet everything at once."""
 
 
 @dataclass(frozen=True)
@@ -277,11 +279,11 @@ def _plan_sightings(settings: PatrolSettings, random: np.random.Generator) -> li
     if not lengths:
         return []
     ends_in_view = random.random() < settings.ends_in_view
-    # random shares of the free frames go before, between and after the sightings
-    cuts = np.sort(random.integers(0, room + 1, len(lengths) + (0 if ends_in_view else 1)))
-    extra = np.diff(np.concatenate([[0], cuts]))
-    if ends_in_view:
-        extra[0] += room - int(extra.sum())
+    parts = len(lengths) + (0 if ends_in_view else 1)
+    # the free frames before, between and after the sightings: mostly equal shares, the rest at random
+    even = int(_EVEN_SHARE * room) // parts
+    cuts = np.sort(random.integers(0, room - even * parts + 1, parts - 1))
+    extra = even + np.diff(np.concatenate([[0], cuts, [room - even * parts]]))
     spans, at = [], 0
     for index, length in enumerate(lengths):
         at += int(extra[index]) + (gap if index else 0)

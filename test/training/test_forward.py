@@ -50,7 +50,7 @@ def test_the_batched_vision_tower_gives_what_the_library_gives(
 def test_every_question_sees_the_stream_and_itself_alone(
     model: Qwen2_5_VLForConditionalGeneration, batch: Batch
 ) -> None:
-    ours, text = answer_states(model, batch), model.model.language_model
+    (ours, _), text = answer_states(model, batch), model.model.language_model
     for stream in range(2):
         pictures = processed(batch, stream)
         seen = model.model.visual(pictures["pixel_values"], pictures["image_grid_thw"]).pooler_output
@@ -66,9 +66,9 @@ def test_frames_that_do_not_teach_change_no_loss_and_give_no_gradient_to_the_vis
     model: Qwen2_5_VLForConditionalGeneration, batch: Batch
 ) -> None:
     assert 0 < int(batch.taught.sum()) < batch.taught.numel()
-    partly, _ = loss_and_right(model, batch)
+    partly, _, _ = loss_and_right(model, batch)
     with torch.no_grad():
-        fully, _ = loss_and_right(model, batch)
+        fully, _, _ = loss_and_right(model, batch)
     assert float(partly.detach()) == pytest.approx(float(fully), abs=1e-5)
     untaught = Batch(**{**vars(batch), "taught": torch.zeros_like(batch.taught)})
     untaught.taught[0, 0] = True
