@@ -46,8 +46,11 @@ class BagSource:
         return self.path.stem if self.path.suffix in SUFFIXES else self.path.resolve().name
 
     def data(self) -> dict[str, Any]:
-        """What is read, as plain data."""
-        return {"bag": self.name, "cameras": dict(self.cameras), "start": self.start, "duration": self.duration}
+        """What is read, as plain data; another recording of the same name has other sizes."""
+        files = [self.path] if self.path.is_file() else sorted(f for f in self.path.glob("*") if f.suffix in SUFFIXES)
+        sizes = {file.name: file.stat().st_size for file in files}
+        part = {"cameras": dict(self.cameras), "start": self.start, "duration": self.duration}
+        return {"bag": self.name, "files": sizes, **part}
 
     def count(self) -> int:
         """About how many frames there are, for progress; 0 where nobody knows."""

@@ -31,7 +31,8 @@ class VideoSource:
 
     def data(self) -> dict[str, Any]:
         """What is read, as plain data."""
-        return {"video": self.path.name, "rate_hz": self.rate_hz, "start": self.start, "end": self.end}
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        return {"video": self.path.name, "bytes": size, "rate_hz": self.rate_hz, "start": self.start, "end": self.end}
 
     def count(self) -> int:
         """About how many frames there are; 0 where the file does not say."""

@@ -234,6 +234,21 @@ def test_what_holds_no_pictures_is_refused_by_name(kind: str, tmp_path: Path) ->
         read(BagSource(path))
 
 
+def test_a_real_recording_is_read_whole_on_its_stamps() -> None:
+    frames, notes = read(BagSource(Path(__file__).parents[1] / "data" / "donkey_track"))
+    assert notes == [] and len(frames) == 1000
+    steps = np.diff([frame.stamp for frame in frames])
+    assert steps == pytest.approx(0.05, abs=1e-5)
+    assert {frame.picture.shape for frame in frames} == {(120, 160, 3)}
+
+
+def test_another_recording_of_the_same_name_is_told_apart(bag: Path, tmp_path: Path) -> None:
+    same = BagSource(copy(bag, tmp_path / "bag"))
+    assert same.data() == BagSource(bag).data()
+    storage(same.path).write_bytes(b"another")
+    assert same.data() != BagSource(bag).data()
+
+
 def test_a_store_decodes_once_and_gives_every_reader_the_same_frames(bag: Path) -> None:
     store, source = FrameStore(), BagSource(bag)
     first = list(store.frames(source))
