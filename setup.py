@@ -106,7 +106,10 @@ class BuildInterfaces(Command):
         for module in self._modules():
             path = target / module.relative_to(self._generated())
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(module, path)
+            # A running node has the old library mapped: it is replaced, never written into.
+            fresh = path.with_name(path.name + ".new")
+            shutil.copy2(module, fresh)
+            fresh.replace(path)
 
     def _generated(self) -> Path:
         (folder,) = {path.parents[1] for path in STAGE.rglob(f"{NAME}/msg/__init__.py")}
