@@ -120,9 +120,9 @@ class PatchSelector:
         whole = torch.zeros(grid[0] * grid[1])
         whole[numbers] = dissimilarity
         guarded = functional.max_pool2d(whole.view(1, 1, *grid), guard, 1, guard // 2).flatten()[numbers]
-        for value in guarded.tolist():
-            self._history[self._history_length % THRESHOLD_PATCHES] = value
-            self._history_length += 1
+        newest = guarded[-THRESHOLD_PATCHES:]
+        self._history[(self._history_length + torch.arange(len(newest))) % THRESHOLD_PATCHES] = newest
+        self._history_length += len(newest)
         history = self._history[: min(self._history_length, THRESHOLD_PATCHES)]
         threshold = max(float(history.quantile(1.0 - self._settings.keep_ratio)), LEAST_DISSIMILARITY)
         kept = torch.nonzero(guarded >= threshold).flatten()

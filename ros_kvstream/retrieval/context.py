@@ -83,12 +83,13 @@ class ContextBuilder:
         return Context(visible, shown, self._evidence(chosen, fetched, present))
 
     def _shown(self, filters: Filters) -> tuple[int, ...]:
-        """The arena's own frames that are seen: all that pass the filters, or the newest of them."""
+        """The arena's own frames that are seen: all that pass the filters, or the newest of them, every camera's too."""
         held = self.arena.frames_kept()
         matching = [frame for frame in self.log.matching(filters.camera, filters.since, filters.until) if frame in held]
         if self.recall.settings.context == "newest":
             newest = self.recall.settings.newest_frames
-            matching = matching[-newest:] if newest else []
+            by_camera = {self.log[frame].camera: frame for frame in matching}
+            matching = sorted({*matching[-newest:], *by_camera.values()}) if newest else []
         return tuple(matching)
 
     def _whole(self, shown: Sequence[int]) -> list[int]:
