@@ -83,7 +83,7 @@ class ContextBuilder:
         return Context(visible, shown, self._evidence(chosen, fetched, present))
 
     def _shown(self, filters: Filters) -> tuple[int, ...]:
-        """The arena's own frames that are seen: all that pass the filters, or the newest of them, every camera's too."""
+        """The arena's own frames that are seen: all that pass the filters, or the newest, every camera's too."""
         held = self.arena.frames_kept()
         matching = [frame for frame in self.log.matching(filters.camera, filters.since, filters.until) if frame in held]
         if self.recall.settings.context == "newest":
