@@ -26,7 +26,8 @@ def test_a_trial_never_holds_more_frame_slots_than_its_share(
     model: VideoLanguageModel, stream: EncodedStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memories: list[VideoMemory] = []
-    monkeypatch.setattr(VideoMemory, "close", memories.append)  # closing would empty it before it is looked at
+    # Closing would empty it before it is looked at.
+    monkeypatch.setattr(VideoMemory, "close", lambda self: memories.append(self))
     for policy in ("infinipot_v", "sliding_window"):
         run_trial(model, stream, Trial(policy, share=0.25))
         assert memories[-1].arena.plan.frame_slots == frame_slots(stream, 0.25)

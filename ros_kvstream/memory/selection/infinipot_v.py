@@ -23,7 +23,7 @@ COMPARISONS = ("newer", "recent")
 class InfiniPotVSettings(NormPooling):
     """Settings of ``infinipot_v``."""
 
-    alpha: float = 0.75
+    alpha: float = 0.9
     """Share of the kept slots that TaR chooses, recent frames included; value norms choose the rest."""
     recent_share: float = 0.125
     """Share of the kept slots that belongs to the newest whole frames (``reference``: share of the frames held)."""
