@@ -32,13 +32,12 @@ class CameraSubscription:
         """
         self.camera = camera
         self.topic = resolve_topic(node, camera)
-        self.incompatible = ""
-        """What is wrong with a publisher's QoS and how to mend it; empty while all match."""
+        self._incompatible_text = ""
         self._node = node
         self._account = account
         self._store = store
         self._sequence = SequenceTracker()
-        self._publishers = 1
+        self._matched_publishers = 0
         self._started = time.monotonic()
         self._last_arrival: float | None = None
         self._qos = QoSProfile(depth=qos_profile_sensor_data.depth, history=qos_profile_sensor_data.history,
@@ -54,20 +53,26 @@ class CameraSubscription:
         now = time.monotonic()
         self._last_arrival = now
         number = info.get("publication_sequence_number") or 0
-        lost = self._sequence.lost_before(number, self._publishers) if number else 0
+        lost = self._sequence.lost_before(number, max(1, self._matched_publishers)) if number else 0
         self._account.received(self.camera.name, lost)
         self._store(QueuedFrame(self.camera.name, message, to_seconds(message.header.stamp), now))
 
     def _matched(self, info: Any) -> None:
-        self._publishers = max(1, info.current_count)
-        if info.current_count and info.current_count_change > 0:
-            self.incompatible = ""
+        self._matched_publishers = info.current_count
+
+    def incompatible(self) -> str:
+        """What is wrong with a publisher's QoS and how to mend it; empty while all match. From any thread."""
+        if self._incompatible_text and not self._qos_remedy():
+            # The publisher has gone, or it differs in what is not looked at here, and then it is still there.
+            unmatched = self._node.count_publishers(self.topic) > self._matched_publishers
+            self._incompatible_text = self._incompatible_text if unmatched else ""
+        return self._incompatible_text
 
     def _incompatible(self, info: QoSRequestedIncompatibleQoSInfo) -> None:
-        self.incompatible = self._qos_remedy() or (
+        self._incompatible_text = self._qos_remedy() or (
             f"a publisher on {self.topic} offers a QoS that does not match; compare with "
             f"`ros2 topic info --verbose {self.topic}` and set qos_overrides.{self.topic}.subscription.*")
-        self._node.get_logger().warning(f"Camera '{self.camera.name}': {self.incompatible}")
+        self._node.get_logger().warning(f"Camera '{self.camera.name}': {self._incompatible_text}")
 
     def _qos_remedy(self) -> str:
         """Name the first policy of a publisher that ours asks too much of."""
@@ -93,8 +98,6 @@ class CameraSubscription:
 
     def why_silent(self) -> str:
         """Say which topic is waited on, who publishes there, and which topics are similar. From any thread."""
-        if self.incompatible:
-            return self.incompatible
         found = dict(self._node.get_topic_names_and_types())
         wanted = f"sensor_msgs/msg/{image_type(self.camera.transport).__name__}"
         types = [name for name in found.get(self.topic, []) if name != wanted]

@@ -95,8 +95,11 @@ class KvStreamNode(LifecycleNode):
     async def start(self) -> None:
         """Configure and activate; a failure is logged and leaves the node unconfigured."""
         await self._prepare()
-        if self.trigger_configure() == SUCCESS:
-            self.trigger_activate()
+        try:
+            if self.trigger_configure() == SUCCESS:
+                self.trigger_activate()
+        except Exception as error:  # noqa: BLE001 - another transition came between; here it would end the executor
+            self.get_logger().warning(f"autostart ended: {describe(error)}")
 
     async def _prepare(self) -> None:
         """Make the next session while the executor goes on; what comes of it is for ``on_configure`` to tell."""
@@ -284,5 +287,6 @@ class KvStreamNode(LifecycleNode):
     def _deactivate_for_faults(self) -> None:
         if self._reporter.state == "active":
             self.get_logger().error("Deactivating after repeated errors (faults.action).")
+            self._faults_in_a_row = 0
             self.trigger_deactivate()
             self._reporter.failure = "deactivated after repeated errors inside the memory (faults.action)"

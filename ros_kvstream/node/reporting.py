@@ -122,10 +122,10 @@ class Reporter:
             silence = camera.silence
             healths.append(CameraHealth(
                 name=name, topic=camera.topic, silence=silence, heard=camera.heard, count=count,
-                why_silent=camera.why_silent() if silence > thresholds.no_image_s or camera.incompatible else "",
+                why_silent=camera.why_silent() if silence > thresholds.no_image_s else "",
                 dropped_lately=dict(Counter(count.dropped) - Counter(before.dropped)),
                 received_lately=count.received - before.received,
-                incompatible=camera.incompatible,
+                incompatible=camera.incompatible(),
                 last_refusal=self._recent(self._refusals.get(name))))
         return healths
 

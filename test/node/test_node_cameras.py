@@ -64,6 +64,7 @@ def test_a_volatile_publisher_where_late_joining_images_are_asked_for_is_an_erro
     status = node.until_status("camera kept", lambda status: status.level == ERROR)
     assert "durability volatile" in status.message
     node.client.destroy_publisher(volatile)
+    node.until_status("camera kept", lambda status: status.level != ERROR)
 
 
 def test_best_effort_and_reliable_publishers_are_both_heard(node: RunningNode) -> None:
