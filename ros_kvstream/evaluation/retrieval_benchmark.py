@@ -18,6 +18,8 @@ KEEP_ALL_FRAMES = 1000
 """Longest stream of which everything is kept for comparison."""
 ARCHIVE_RATIOS = (1.0, 4.0, 16.0)
 LOOKUP_FRAMES = 100_000
+PENDING_PICTURES = 4
+"""Small archives need their bytes for frames."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +41,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     from ros_kvstream.settings import ModelSettings
 
     model = load_model(ModelSettings(path=options.model, device="cpu"))
-    retrieval = RetrievalSettings(external=options.external)
+    retrieval = RetrievalSettings(external=options.external, pending_pictures=PENDING_PICTURES)
     lengths = {
         frames: measure_length(model, retrieval, frames, _streams(options, frames), options.questions, Sizes(), console)
         for frames in options.lengths

@@ -23,6 +23,10 @@ from ros_kvstream.retrieval.internal import question_queries
 from ros_kvstream.retrieval.now_gate import within_room
 from ros_kvstream.retrieval.recall import Recall
 
+LARGE_ARCHIVE = 4
+"""From this many times the arena's frames on an archive alone tells the story better than it does with what the arena
+still holds; a smaller one forgets what the arena may still know."""
+
 
 @dataclass(frozen=True)
 class Filters:
@@ -86,11 +90,19 @@ class ContextBuilder:
         """The arena's own frames that are seen: all that pass the filters, or the newest, every camera's too."""
         held = self.arena.frames_kept()
         matching = [frame for frame in self.log.matching(filters.camera, filters.since, filters.until) if frame in held]
-        if self.recall.settings.context == "newest":
+        if self._newest_only():
             newest = self.recall.settings.newest_frames
             by_camera = {self.log[frame].camera: frame for frame in matching}
             matching = sorted({*matching[-newest:], *by_camera.values()}) if newest else []
         return tuple(matching)
+
+    def _newest_only(self) -> bool:
+        """Whether only the newest of the arena's frames are shown beside the retrieved ones."""
+        archive = self.recall.archive
+        if self.recall.settings.context != "auto" or archive is None:
+            return self.recall.settings.context == "newest"
+        arena_frames = self.arena.plan.frame_slots / archive.plan.shape.patches
+        return archive.table.count >= LARGE_ARCHIVE * arena_frames
 
     def _whole(self, shown: Sequence[int]) -> list[int]:
         """Of the frames shown, those that the arena still holds whole: they need not be brought back."""

@@ -42,8 +42,9 @@ class RetrievalSettings:
     """Frames of one moment brought back, at most."""
     spread: str = "auto"
     """auto | always | never: for questions of order, take moments spread over time, one per distinct object."""
-    context: str = "newest"
-    """newest | arena: what is seen beside the retrieved frames, the newest frames or all that the arena holds."""
+    context: str = "auto"
+    """newest | arena | auto: what is seen beside the retrieved frames, the newest frames or all that the arena holds;
+    auto takes the newest once the archive holds several times as many frames as fit into the arena."""
     positions: str = "consecutive"
     """consecutive | original: retrieved frames right before what is seen beside them, or where they were seen."""
     room_tokens: int = 0
@@ -65,7 +66,7 @@ class RetrievalSettings:
             ("head_pooling", ("mean", "max")),
             ("spread", ("auto", "always", "never")),
             ("positions", POSITIONS),
-            ("context", ("newest", "arena")),
+            ("context", ("auto", "newest", "arena")),
         ):
             value = getattr(self, name)
             require(value in choices, f"retrieval.{name}", value, "one of " + ", ".join(choices))

@@ -24,7 +24,7 @@ def memory_of(
     settings = StreamSettings(
         memory=memory,
         archive=ArchiveSettings(budget_mib=archive_mib, **archive),  # type: ignore[arg-type]
-        retrieval=retrieval or RetrievalSettings(top_k=3, newest_frames=2, spread="never"),
+        retrieval=retrieval or RetrievalSettings(top_k=3, newest_frames=2, spread="never", context="newest"),
     )
     return VideoMemory(settings, cheap_vision(qwen2_5_vl(layers=2, limit=2048, pixels=pixels)))
 
@@ -101,7 +101,9 @@ def test_frames_that_left_the_arena_are_brought_back_as_they_were():
 def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_its_original_position():
     plain = memory_of()
     feed(plain, 6)
-    retrieval = RetrievalSettings(top_k=8, newest_frames=0, positions="original", moment_frames=8)
+    retrieval = RetrievalSettings(
+        top_k=8, newest_frames=0, positions="original", moment_frames=8, context="newest"
+    )
     shown = memory_of(retrieval, keep_ratio=1.0)
     feed(shown, 6)
 
@@ -144,7 +146,7 @@ def test_time_and_camera_filters_hold_for_retrieved_frames():
 
 
 def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room():
-    memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, room_tokens=10), keep_ratio=1.0)
+    memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, room_tokens=10, context="newest"), keep_ratio=1.0)
     feed(memory, 60)
     mark = memory.arena.mark()
     context, _ = build(memory)
@@ -155,6 +157,18 @@ def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room
     builder.build(QUESTION, ids, 200, Filters(), room=10)
     assert memory.arena.used - mark.used <= 10
     memory.arena.roll_back(mark)
+
+
+def test_beside_a_small_archive_all_of_the_arena_is_seen_and_beside_a_large_one_the_newest_frames():
+    memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2))
+    feed(memory, 20)
+    mark = memory.arena.mark()
+    assert len(build(memory)[0].shown) == len(memory.arena.frames_kept())
+    memory.arena.roll_back(mark)
+    feed(memory, 100, start=20)
+    assert memory.recall.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
+    assert build(memory)[0].shown == (118, 119)
+    memory.arena.roll_back(memory.arena.mark())
 
 
 def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames():
