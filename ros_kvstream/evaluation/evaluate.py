@@ -180,8 +180,10 @@ def live_key(options: argparse.Namespace) -> str:
 def introduce(console: Console, episodes: Sequence[Episode], cells: Sequence[Cell], done: int, jobs: int) -> None:
     """Say what is about to happen."""
     questions = sum(len(episode.questions) for episode in episodes)
-    console.print(f"[bold]{len(episodes)} streams[/] with {questions} questions, [bold]{len(cells)} memories[/]: "
-                  f"{jobs} runs" + (f", {done} of them done before" if done else ""))  # fmt: skip
+    streams = f"{len(episodes)} stream" + "s" * (len(episodes) != 1)
+    memories = f"{len(cells)} memor" + ("y" if len(cells) == 1 else "ies")
+    before = f", {done} of them done before" if done else ""
+    console.print(f"[bold]{streams}[/] with {questions} questions, [bold]{memories}[/]: {jobs} runs{before}")
 
 
 def _executed(options: argparse.Namespace, jobs: Sequence[Job], console: Console) -> Iterator[tuple[Job, RunResult]]:
