@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 
 from ros_kvstream.errors import KvStreamError
 from ros_kvstream.evaluation.benchmark_formats import find_benchmark
@@ -50,6 +51,12 @@ class Thumbnail:
     camera: str
     jpeg: str
     """Base64."""
+
+    @property
+    def ratio(self) -> float:
+        """Width over height."""
+        height, width = cv2.imdecode(np.frombuffer(base64.b64decode(self.jpeg), np.uint8), cv2.IMREAD_GRAYSCALE).shape
+        return float(width / height)
 
 
 def write_report(

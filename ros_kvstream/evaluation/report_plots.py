@@ -26,6 +26,8 @@ SERIES = {
 }  # fmt: skip
 """Colour of each policy on a light page; report.html.jinja has those on a dark one."""
 MARKERS = dict(zip(POLICIES, "osDv^PX*", strict=True))
+SCREEN_SCALE = 1.45
+"""Pixels of the page for a point of a plot."""
 MOST_PANELS = 4
 MOST_BINS = 12
 _STYLE: Any = {
@@ -73,7 +75,10 @@ def themed(svg: str, name: str) -> str:
     names = {INK: "ink", FAINT: "faint", GRID: "grid", CAP: "cap"} | {c: f"s-{p}" for p, c in SERIES.items()}
     for colour, variable in names.items():
         svg = svg.replace(colour, f"var(--{variable})")
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'width="100%"', svg, count=1)
+    width = re.search(r'width="([\d.]+)pt" height="[\d.]+pt"', svg)
+    if width:  # text is of one size in all plots
+        style = f'style="width: 100%; max-width: {SCREEN_SCALE * float(width[1]):.0f}px"'
+        svg = svg.replace(width[0], style, 1)
     return re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px; font-family: inherit", svg)
 
 
