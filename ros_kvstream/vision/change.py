@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import cv2
@@ -29,6 +30,10 @@ UNRESOLVED = 0.15
 """Displacement in small pixels that neither flow nor resampling resolves; the difference it makes is no change."""
 RESOLVED = 0.25
 """Displacement in small pixels below which a block is taken as standing still."""
+COARSE = 8
+"""Side of the squares of the small picture that one coarse pixel is the mean of."""
+OBVIOUS = 20.0
+"""Grey levels by which a coarse pixel must differ more than a block so that noise and edges need not be looked at."""
 LARGEST_NOISE = 25.0
 """Noise is taken as at most this many grey levels, so that a picture of pure texture cannot hide everything."""
 
@@ -41,12 +46,15 @@ class SmallFrame:
     """RGB, [h, w, 3]."""
     grey: Bytes
     """Luminance, [h, w]."""
-    coarse: Floats
-    """Means over 8 x 8 pixels, on which exposure is compared, [n, 3]."""
-    noise: Floats
-    """Standard deviation of the sensor noise per channel, [3], grey levels of the small picture."""
+    coarse: Bytes
+    """Means over COARSE x COARSE pixels, on which exposure is compared, [rows, columns, 3]."""
     shape: tuple[int, int]
     """(height, width) of the original picture in pixels."""
+
+    @cached_property
+    def noise(self) -> Floats:
+        """Standard deviation of the sensor noise per channel, [3], grey levels of the small picture."""
+        return spatial_noise(self.colour)
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -64,8 +72,9 @@ class Change:
     """Largest change of a block that motion does not explain, in grey levels beyond noise."""
     exposure: float
     """Ratio of brightness or contrast, >= 1, whichever way it went."""
-    changed: Floats
-    """Change without any motion taken into account, per pixel of the small picture, grey levels beyond noise."""
+    changed: Floats | None
+    """Change without any motion taken into account, per pixel of the small picture, grey levels beyond noise; None
+    where the coarse picture alone told enough (change_map computes it)."""
     beyond: bool = False
     """True where no displacement that is allowed for explains the change; then no flow was computed."""
 
@@ -85,12 +94,13 @@ def shrink(frame: Bytes, side: int) -> SmallFrame:
         colour = cv2.resize(colour, half, interpolation=cv2.INTER_AREA)
     colour = frame.copy() if ratio == 1.0 else cv2.resize(colour, size, interpolation=cv2.INTER_AREA)
     grey = cv2.cvtColor(colour, cv2.COLOR_RGB2GRAY)
-    return SmallFrame(colour, grey, _coarse(colour), spatial_noise(colour), (height, width))
+    return SmallFrame(colour, grey, _coarse(colour), (height, width))
 
 
-def _coarse(colour: Bytes) -> Floats:
-    size = max(1, colour.shape[1] // 8), max(1, colour.shape[0] // 8)
-    return np.asarray(cv2.resize(colour, size, interpolation=cv2.INTER_AREA), np.float32).reshape(-1, 3)
+def _coarse(colour: Bytes) -> Bytes:
+    size = max(1, colour.shape[1] // COARSE), max(1, colour.shape[0] // COARSE)
+    coarse: Bytes = cv2.resize(colour, size, interpolation=cv2.INTER_AREA)
+    return coarse
 
 
 def spatial_noise(colour: Bytes) -> Floats:
@@ -144,14 +154,17 @@ def compare(
     :param allowed: displacement in original pixels that is no news. A change that no displacement up to this one
         explains is returned at once as ``beyond``, without flow.
     """
-    slack = cv2.convertScaleAbs(_gradient(reference.colour), alpha=UNRESOLVED)
     light = match_light(reference.coarse, new.coarse)
+    reach = math.ceil(allowed / min(new.scale)) + 1
+    obvious = _coarse_excess(light, reference, new, math.ceil(reach / COARSE)) - OBVIOUS
+    if obvious > threshold:
+        return Change(0.0, obvious, light.ratio, None, beyond=True)
+    slack = _slack(reference)
     noise = _noise(light, reference.colour, reference, new)
     changed = _excess(light, reference.colour, reference.colour, new.colour, noise, slack)
     blocks = cv2.blur(changed, (block, block))
     if blocks.max() <= threshold:
         return Change(0.0, float(blocks.max()), light.ratio, changed)
-    reach = math.ceil(allowed / min(new.scale)) + 1
     if reach <= block:
         window = np.ones((2 * reach + 1, 2 * reach + 1), np.uint8)
         darkest, brightest = cv2.erode(reference.colour, window), cv2.dilate(reference.colour, window)
@@ -170,6 +183,30 @@ def compare(
     inside = (map_x >= -1) & (map_y >= -1) & (map_x <= columns[0, -1] + 1) & (map_y <= rows[-1, 0] + 1)
     moved = (blocks > threshold) & inside & (unexplained < 0.5 * blocks)
     return Change(_largest_displacement(field, moved, block, new.scale), float(unexplained.max()), light.ratio, changed)
+
+
+def change_map(reference: SmallFrame, new: SmallFrame) -> Floats:
+    """Change without any motion taken into account, grey levels beyond noise, float32 [h, w] of the small picture."""
+    light = match_light(reference.coarse, new.coarse)
+    noise = _noise(light, reference.colour, reference, new)
+    return _excess(light, reference.colour, reference.colour, new.colour, noise, _slack(reference))
+
+
+def _slack(reference: SmallFrame) -> Bytes:
+    """Difference that a displacement of UNRESOLVED pixels makes, uint8 [h, w, 3]."""
+    slack: Bytes = cv2.convertScaleAbs(_gradient(reference.colour), alpha=UNRESOLVED)
+    return slack
+
+
+def _coarse_excess(light: Light, reference: SmallFrame, new: SmallFrame, reach: int) -> float:
+    """Largest difference of a coarse pixel to all those within ``reach`` of its place in the reference, grey levels."""
+    window = np.ones((2 * reach + 1, 2 * reach + 1), np.uint8)
+    table = light.table(0.0)
+    low, high = table.copy(), table
+    low[:, :3], high[:, 253:] = 0, 255
+    above = cv2.subtract(new.coarse, cv2.LUT(cv2.dilate(reference.coarse, window), high))
+    below = cv2.subtract(cv2.LUT(cv2.erode(reference.coarse, window), low), new.coarse)
+    return float(max(above.max(), below.max()))
 
 
 @dataclass(frozen=True)
@@ -204,12 +241,13 @@ def _gradient(colour: Bytes) -> Bytes:
     return gradient
 
 
-def match_light(x: Floats, y: Floats) -> Light:
-    """Gain and offset per channel from one coarse picture to another of the same place, [n, 3] each.
+def match_light(reference: Bytes, new: Bytes) -> Light:
+    """Gain and offset per channel from one coarse picture to another of the same size, uint8 [h, w, 3].
 
     Fitted by reduced major axis regression (the gain is the ratio of the spreads, which motion
     leaves alone), twice more on the half that fits best (which an object leaves alone).
     """
+    x, y = reference.reshape(-1, 3).astype(np.float32), new.reshape(-1, 3).astype(np.float32)
     usable = ((x > 4) & (x < 250) & (y > 4) & (y < 250)).all(1)
     if usable.sum() >= 16:
         x, y = x[usable], y[usable]

@@ -10,7 +10,16 @@ import numpy as np
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.settings import GateSettings
-from ros_kvstream.vision.change import Bytes, Change, Floats, SmallFrame, compare, make_flow, shrink
+from ros_kvstream.vision.change import (
+    Bytes,
+    Change,
+    Floats,
+    SmallFrame,
+    change_map,
+    compare,
+    make_flow,
+    shrink,
+)
 
 ADAPTATION = 0.2
 """adaptive: how far, in natural logarithm, one frame moves the level of the thresholds."""
@@ -52,6 +61,7 @@ class FrameGate:
         self._kept: SmallFrame | None = None
         self._kept_stamp = -math.inf
         self._newest_stamp = -math.inf
+        self._compared: tuple[SmallFrame, SmallFrame] | None = None
         self._changed: Floats | None = None
         self._level = 1.0
 
@@ -76,7 +86,7 @@ class FrameGate:
         fresh = self._fresh(small, since)
         if fresh:
             self._keep(small, stamp)
-            self._changed = None
+            self._compared = self._changed = None
             return GateDecision(True, fresh, 0.0, 0.0)
         assert self._kept is not None
         settings, elapsed = self.settings, self._time(stamp - self._kept_stamp)
@@ -84,7 +94,7 @@ class FrameGate:
             self._kept, small, int(settings.block), settings.residual * self._level,
             settings.motion * self._level * elapsed, self._flow,
         )
-        self._changed = change.changed
+        self._compared, self._changed = (self._kept, small), change.changed
         decision = self._judge(change, stamp - self._kept_stamp)
         if self.settings.mode == "adaptive":
             self._adapt(decision.kept, since)
@@ -98,8 +108,10 @@ class FrameGate:
         Returns float32 [grid_rows, grid_cols], the largest change within each patch in grey levels beyond noise, or
         None where there was nothing to compare with. What moves or appears can so be kept whatever its texture.
         """
-        if self._changed is None:
+        if self._compared is None:
             return None
+        if self._changed is None:
+            self._changed = change_map(*self._compared)
         smooth = cv2.blur(self._changed, (3, 3))
         rows = np.linspace(0, smooth.shape[0], grid_rows, endpoint=False).astype(int)
         columns = np.linspace(0, smooth.shape[1], grid_cols, endpoint=False).astype(int)
