@@ -55,8 +55,8 @@ class Thumbnail:
     @property
     def ratio(self) -> float:
         """Width over height."""
-        height, width = cv2.imdecode(np.frombuffer(base64.b64decode(self.jpeg), np.uint8), cv2.IMREAD_GRAYSCALE).shape
-        return float(width / height)
+        picture: Any = cv2.imdecode(np.frombuffer(base64.b64decode(self.jpeg), np.uint8), cv2.IMREAD_GRAYSCALE)
+        return float(picture.shape[1] / picture.shape[0])
 
 
 def write_report(
