@@ -1,9 +1,10 @@
 """How value norms and key redundancy mark the objects of a patrol stream, layer by layer.
 
-    python benchmarks/object_statistics.py [--model tiny] [--streams 8] [--frames 96] [--output build/object_statistics]
+    python benchmarks/object_statistics.py [--model tiny] [--streams 8] [--frames 96] [--output FOLDER]
 
-Writes one picture (histograms of object tokens against background tokens) and one JSON file, and prints a table. ``auc``
-is the chance that a random object token scores above a random background token: 0.5 says that the score marks nothing.
+Writes one picture (histograms of object tokens against background tokens) and one JSON file, and prints a table.
+``auc`` is the chance that a random object token scores above a random background token: 0.5 says that the score
+marks nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ros_kvstream.memory.selection.recent_share import recent_slots
 from ros_kvstream.memory.selection.redundancy import change_from_previous, novelty
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
-from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
+from ros_kvstream.settings import GateSettings, MemorySettings, ModelSettings, StreamSettings
 from ros_kvstream.stream import VideoMemory
 
 SCORES = {
@@ -60,7 +61,8 @@ def collect(model: VideoLanguageModel, worlds: list[PatrolWorld]) -> Samples:
     """Scores of object tokens and of background tokens, by score and layer; recent frames are left out."""
     samples: Samples = {}
     for world in worlds:
-        memory = VideoMemory(StreamSettings(memory=MemorySettings(policy="full", budget_mib=32.0)), model)
+        kept = MemorySettings(policy="full", budget_mib=32.0)
+        memory = VideoMemory(StreamSettings(memory=kept, gate=GateSettings(mode="off")), model)
         for frame in world:
             memory.observe(frame.picture, frame.stamp)
         for layer in range(model.shape.layers):
@@ -93,7 +95,8 @@ def draw(samples: Samples, layers: int, path: Path) -> None:
     for row, name in enumerate(SCORES):
         for layer in range(layers):
             objects, background = (np.concatenate(part) for part in samples[name, layer])
-            bins = np.linspace(*np.quantile(np.concatenate([objects, background]), (0.001, 0.999)), 40)
+            low, high = np.quantile(np.concatenate([objects, background]), (0.001, 0.999))
+            bins = np.linspace(low, high, 40)
             axes[row, layer].hist(background, bins, density=True, alpha=0.6, label="background")
             axes[row, layer].hist(objects, bins, density=True, alpha=0.6, label="object")
             axes[row, layer].set_title(f"layer {layer}, auc {area_under_curve(objects, background):.2f}", fontsize=9)

@@ -57,7 +57,7 @@ class Batch:
     contents: torch.Tensor
     """int64 [streams, frames * 4, groups]: one id of each of ``word_groups`` for what a token shows, or IGNORE."""
     predecessors: torch.Tensor
-    """int64 [streams, prefix + 4 * frames]: for an object's token the id of the shape that came before it, or IGNORE."""
+    """int64 [streams, prefix + 4 * frames]: for an object's token the id of the shape before it, or IGNORE."""
     told: torch.Tensor
     """int64 [streams, questions, groups]: as ``contents``, of the thing that a question names, but as shape that of the
     thing before it."""
@@ -145,7 +145,7 @@ def _pointed(world: PatrolWorld, asked: list[Question], prefix: int) -> torch.Te
 
 
 def _named(world: PatrolWorld, asked: list[Question], prefix: int) -> torch.Tensor:
-    """Tokens of the sighting that each question names, bool [questions, tokens]; none where it names none or it never was."""
+    """Tokens of the sighting that each question names, bool [questions, tokens]; none where there is none."""
     tokens = torch.zeros(len(asked), prefix + SIDE * SIDE * len(world), dtype=torch.bool)
     for row, question in zip(tokens, asked, strict=True):
         index = _named_sighting(world, question)

@@ -8,40 +8,26 @@ vision tower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from training.batch import IGNORE, Batch
-
-@dataclass(frozen=True)
-class Pointer:
-    """Some heads of a layer that are taught where to look."""
-
-    layer: int
-    heads: slice
-    reader: str
-    """The token that looks: a question's "noun", or the "last" one before the answer."""
-    target: str
-    """What it looks at: the question's "noun", the thing "named" by it, or the thing that holds the "answer"."""
-
-
-POINTERS = (
-    Pointer(0, slice(0, 2), "last", "noun"),
-    Pointer(1, slice(0, 2), "noun", "named"),
-    Pointer(2, slice(0, 2), "last", "answer"),
-    Pointer(2, slice(2, 4), "last", "noun"),
+from training.lessons import (
+    FOLLOWING_HEADS,
+    FOLLOWING_WEIGHTS,
+    NEIGHBOUR_WEIGHTS,
+    NOUN_LAYER,
+    POINTERS,
+    following_loss,
+    naming_loss,
+    neighbour_loss,
+    norm,
+    pointing_loss,
 )
-NOUN_LAYER = 1
-"""After this layer a question's noun is to know everything of the thing it names, and what came before it."""
-Groups = Sequence[tuple[int, torch.Tensor]]
-FOLLOWING_LAYER, FOLLOWING_HEADS = 0, slice(2, 4)
-"""Where the tokens of an object are taught to look at the sighting before."""
-FOLLOWING_WEIGHT = 4.0
+
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
@@ -49,10 +35,6 @@ _DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 def normalise(pixels: torch.Tensor) -> torch.Tensor:
     """uint8 pictures [..., 3] -> float32 as the image processor makes them."""
     return (pixels.float() / 255.0 - torch.tensor(_MEAN)) / torch.tensor(_DEVIATION)
-
-
-def _norm(layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(hidden, (hidden.shape[-1],), layer.weight, layer.variance_epsilon)
 
 
 def _turn(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -78,12 +60,12 @@ def see(model: Qwen2_5_VLForConditionalGeneration, pixels: torch.Tensor) -> torc
     cos, sin = angles.cos(), angles.sin()
     for block in tower.blocks:
         attention = block.attn
-        states = attention.qkv(_norm(block.norm1, hidden)).view(frames, side * side, 3, attention.num_heads, -1)
+        states = attention.qkv(norm(block.norm1, hidden)).view(frames, side * side, 3, attention.num_heads, -1)
         query, key, value = states.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = functional.scaled_dot_product_attention(_turn(query, cos, sin), _turn(key, cos, sin), value)
         hidden = hidden + attention.proj(mixed.transpose(1, 2).reshape(frames, side * side, dim))
-        hidden = hidden + block.mlp(_norm(block.norm2, hidden))
-    merged = _norm(tower.merger.ln_q, hidden).view(frames, -1, dim * merge * merge)
+        hidden = hidden + block.mlp(norm(block.norm2, hidden))
+    merged = norm(tower.merger.ln_q, hidden).view(frames, -1, dim * merge * merge)
     return tower.merger.mlp(merged)
 
 
@@ -96,7 +78,7 @@ def _angles(model: Qwen2_5_VLForConditionalGeneration, positions: torch.Tensor) 
     return angles.cos(), angles.sin()
 
 
-def _heads(attention: nn.Module, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _heads(attention: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values [batch, heads, tokens, head dim], un-rotated."""
     batch, tokens, _ = hidden.shape
     return tuple(  # type: ignore[return-value]
@@ -105,11 +87,11 @@ def _heads(attention: nn.Module, hidden: torch.Tensor) -> tuple[torch.Tensor, to
     )
 
 
-def _finish(layer: nn.Module, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+def _finish(layer: Any, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
     """Output projection and feed-forward network, with their residuals."""
     batch, _, tokens, _ = mixed.shape
     hidden = hidden + layer.self_attn.o_proj(mixed.transpose(1, 2).reshape(batch, tokens, -1))
-    return hidden + layer.mlp(_norm(layer.post_attention_layernorm, hidden))
+    return hidden + layer.mlp(norm(layer.post_attention_layernorm, hidden))
 
 
 def _question_attention(
@@ -144,84 +126,13 @@ def _see_all(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> torch.T
     return seen.masked_scatter(taught[:, None, None], see(model, normalise(pixels[taught])))
 
 
-def _pointing_loss(paid: torch.Tensor, batch: Batch, pointer: Pointer) -> torch.Tensor:
-    """Minus the log of the attention that one token of each question pays where it should; others do not count.
-
-    :param paid: [streams, heads, questions * longest, stream tokens + longest].
-    """
-    streams, asked, longest = batch.questions.shape
-    rows = batch.nouns if pointer.reader == "noun" else (batch.labels != IGNORE).long().argmax(dim=-1)
-    index = (rows + longest * torch.arange(asked))[:, None, :, None].expand(-1, paid.shape[1], -1, paid.shape[-1])
-    paid = paid.gather(2, index)
-    if pointer.target == "noun":
-        mass = paid[..., -longest:].gather(3, batch.nouns[:, None, :, None].expand(-1, paid.shape[1], -1, 1))[..., 0]
-        counts = (batch.nouns > 0) & (batch.nouns < rows)
-    else:
-        target = batch.named if pointer.target == "named" else batch.pointed
-        mass, counts = (paid[..., :-longest] * target[:, None]).sum(dim=-1), target.any(dim=-1)
-    counts = counts[:, None].expand_as(mass)
-    losses = -(mass + 1e-4).log() * batch.emphasis[:, None]
-    return losses[counts].sum() / max(1, int(counts.sum()))
-
-
-def _following_loss(query: torch.Tensor, key: torch.Tensor, followed: torch.Tensor) -> torch.Tensor:
-    """Minus the log of the attention that objects pay to the sighting before theirs.
-
-    :param query, key: rotated, [streams, heads, tokens, head dim]; :param followed: see Batch.
-    """
-    stream, row = (followed > 1).nonzero(as_tuple=True)
-    if not len(row):
-        return query.sum() * 0.0
-    scores = torch.einsum("rhd,rhtd->rht", query[stream, :, row], key[stream]) * query.shape[-1] ** -0.5
-    later = torch.arange(key.shape[2]) > row[:, None]
-    weights = scores.masked_fill(later[:, None], float("-inf")).softmax(dim=-1)
-    target = followed[stream] == (followed[stream, row] - 1)[:, None]
-    return -((weights * target[:, None]).sum(dim=-1) + 1e-4).log().mean()
-
-
-def _naming_loss(
-    model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, groups: Groups
-) -> torch.Tensor:
-    """How badly states, read as if they were the model's output, name what they stand for; summed over the groups.
-
-    :param states: [..., hidden]; :param names: int64 [..., groups], one id of every group or IGNORE.
-    """
-    known = (names != IGNORE).any(dim=-1)
-    if not known.any():
-        return states.sum() * 0.0
-    logits, names = model.lm_head(_norm(model.model.language_model.norm, states[known])), names[known]
-    total = torch.zeros(())
-    for group, words in groups:
-        rows = names[:, group] != IGNORE
-        if rows.any():
-            labels = (words == names[rows, group, None]).long().argmax(dim=-1)
-            total = total + functional.cross_entropy(logits[rows][:, words], labels)
-    return total
-
-
-def _neighbour_loss(
-    model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, shapes: torch.Tensor
-) -> torch.Tensor:
-    """How badly states [..., hidden] tell the shape of the thing before, ids ``names`` [...] or IGNORE.
-
-    Read along fixed random directions, for the words themselves already stand for the thing's own shape.
-    """
-    known = names != IGNORE
-    if not known.any():
-        return states.sum() * 0.0
-    directions = torch.randn(states.shape[-1], len(shapes), generator=torch.Generator().manual_seed(20258))
-    readers = 6.0 * functional.normalize(directions, dim=0)
-    logits = functional.rms_norm(states[known], states.shape[-1:]) @ readers
-    return functional.cross_entropy(logits, (shapes == names[known][:, None]).long().argmax(dim=-1))
-
-
 def answer_states(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Last hidden states of the questions [streams, questions, longest, hidden], and the loss of the side lessons."""
     text = model.model.language_model
     streams, frames = batch.pixels.shape[:2]
     seen = _see_all(model, batch).view(streams, frames * 4, -1)
     words = list(enumerate(batch.word_groups))
-    lessons = _naming_loss(model, seen, batch.contents, words)
+    lessons = naming_loss(model, seen, batch.contents, words)
     prefix = text.embed_tokens(batch.prefix).expand(streams, -1, -1)
     stream = torch.cat([prefix, seen], dim=1)
     asked, longest = batch.questions.shape[1:]
@@ -231,32 +142,35 @@ def answer_states(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tu
     for index, layer in enumerate(text.layers):
         attention = layer.self_attn
         groups = attention.num_key_value_groups
-        query, key, value = _heads(attention, _norm(layer.input_layernorm, stream))
+        query, key, value = _heads(attention, norm(layer.input_layernorm, stream))
         key, value = (states.repeat_interleave(groups, dim=1) for states in (_turn(key, *stream_turn), value))
-        own_query, own_key, own_value = _heads(attention, _norm(layer.input_layernorm, question))
+        own_query, own_key, own_value = _heads(attention, norm(layer.input_layernorm, question))
         own_key = _turn(own_key, *question_turn).repeat_interleave(groups, dim=1)
         own_value = own_value.repeat_interleave(groups, dim=1)
         own_query = _turn(own_query, *question_turn)
         mixed, attention_paid = _question_attention(own_query, (key, own_key), (value, own_value), asked)
         question = _finish(layer, question, mixed)
+        rows = batch.nouns[..., None, None].expand(-1, -1, 1, question.shape[-1])
+        nouns = question.view(streams, asked, longest, -1).gather(2, rows)[:, :, 0]
         if index == NOUN_LAYER:
-            rows = batch.nouns[..., None, None].expand(-1, -1, 1, question.shape[-1])
-            nouns = question.view(streams, asked, longest, -1).gather(2, rows)[:, :, 0]
-            lessons = lessons + _naming_loss(model, nouns, batch.told, words[2:])
-            lessons = lessons + 2 * _neighbour_loss(model, nouns, batch.told[..., 0], words[0][1])
+            lessons = lessons + naming_loss(model, nouns, batch.told, words[2:])
+        if index - 1 in NEIGHBOUR_WEIGHTS:
+            told = neighbour_loss(model, nouns, batch.told[..., 0], words[0][1])
+            lessons = lessons + NEIGHBOUR_WEIGHTS[index - 1] * told
         for pointer in POINTERS:
             if pointer.layer == index:
-                lessons = lessons + _pointing_loss(attention_paid[:, pointer.heads], batch, pointer)
+                lessons = lessons + pointing_loss(attention_paid[:, pointer.heads], batch, pointer)
         if index + 1 < len(text.layers):
             query = _turn(query, *stream_turn)
-            if index == FOLLOWING_LAYER:
-                heads = FOLLOWING_HEADS
-                lessons = lessons + FOLLOWING_WEIGHT * _following_loss(query[:, heads], key[:, heads], batch.followed)
+            if index in FOLLOWING_WEIGHTS:
+                followed = following_loss(query[:, FOLLOWING_HEADS], key[:, FOLLOWING_HEADS], batch.followed)
+                lessons = lessons + FOLLOWING_WEIGHTS[index] * followed
             mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
             stream = _finish(layer, stream, mixed)
-        if index == FOLLOWING_LAYER:
-            lessons = lessons + 2 * _neighbour_loss(model, stream, batch.predecessors, words[0][1])
-    return _norm(text.norm, question).view(streams, asked, longest, -1), lessons
+        if index in NEIGHBOUR_WEIGHTS:
+            told = neighbour_loss(model, stream, batch.predecessors, words[0][1])
+            lessons = lessons + NEIGHBOUR_WEIGHTS[index] * told
+    return norm(text.norm, question).view(streams, asked, longest, -1), lessons
 
 
 def loss_and_right(

@@ -20,7 +20,7 @@ from rich.table import Table
 from ros_kvstream.evaluation.patrol import PatrolWorld
 from ros_kvstream.evaluation.patrol_mix import mixed_stream
 from ros_kvstream.evaluation.questions import KINDS, Question
-from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
+from ros_kvstream.settings import GateSettings, MemorySettings, ModelSettings, SaliencySettings, StreamSettings
 
 if TYPE_CHECKING:
     from ros_kvstream.models.base import VideoLanguageModel
@@ -56,14 +56,17 @@ def held_out_streams(frames: int, count: int, longest_seconds: float, objects: i
 
 
 def ask_all(model: VideoLanguageModel, world: PatrolWorld, questions: Sequence[Question]) -> list[Outcome]:
-    """Show the whole stream to a VideoMemory that forgets nothing, then ask."""
+    """Show the whole stream to a VideoMemory that neither gates, prunes nor forgets anything, then ask."""
     from ros_kvstream.stream import VideoMemory
 
     memory = VideoMemory(
-        StreamSettings(memory=MemorySettings(
-            policy="full", budget_mib=8 + _MIB_PER_FRAME * len(world), block_frames=min(32, len(world)),
-            max_question_tokens=32, max_answer_tokens=8,
-        )),
+        StreamSettings(
+            memory=MemorySettings(
+                policy="full", budget_mib=8 + _MIB_PER_FRAME * len(world), block_frames=min(32, len(world)),
+                max_question_tokens=32, max_answer_tokens=8,
+            ),
+            gate=GateSettings(mode="off"), saliency=SaliencySettings(mode="off"),
+        ),
         model,
     )  # fmt: skip
     for frame in world:
@@ -135,8 +138,8 @@ def summarise(outcomes: Sequence[Outcome], longest: int) -> dict[str, Any]:
 
 def default_plan(longest: int) -> dict[int, int]:
     """Streams per length: within training lengths, then 2, 4 and 16 times the longest."""
-    within = {frames: max(6, min(40, 4000 // frames)) for frames in (8, 24, 48, 96, 192, 384) if frames <= longest}
-    return {**within, 2 * longest: max(4, 3000 // longest), 4 * longest: max(2, 800 // longest), 16 * longest: 1}
+    within = {frames: max(6, min(20, 2400 // frames)) for frames in (8, 24, 48, 96, 192, 384) if frames <= longest}
+    return {**within, 2 * longest: max(4, 1600 // longest), 4 * longest: max(2, 500 // longest), 16 * longest: 1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

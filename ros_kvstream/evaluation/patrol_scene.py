@@ -87,7 +87,8 @@ def panorama(room: str, scale: int) -> NDArray[np.uint8]:
     y, x = np.mgrid[0 : NATIVE_SIZE * fine, 0 : PANORAMA_WIDTH * fine].astype(np.float32) / fine
     picture = np.clip(_PAINTERS[room](x, y), 0, 255).astype(np.uint8)
     if fine != scale:
-        picture = cv2.resize(picture, (PANORAMA_WIDTH * scale, NATIVE_SIZE * scale), interpolation=cv2.INTER_AREA)
+        size = (PANORAMA_WIDTH * scale, NATIVE_SIZE * scale)
+        picture = cv2.resize(picture, size, interpolation=cv2.INTER_AREA).astype(np.uint8)
     return picture
 
 

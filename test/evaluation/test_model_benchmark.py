@@ -35,7 +35,7 @@ def test_the_product_answers_as_the_batched_pass_of_the_training_does(model: Vid
         world = mixed_stream(48, 8, 3000.0, random)
         questions = world.questions(16)
         outcomes = ask_all(model, world, questions)
-        _, right = loss_and_right(model.network, make_batch(layout, [world], [questions], [0]))  # type: ignore[attr-defined]
+        _, _, right = loss_and_right(model.network, make_batch(layout, [world], [questions], [0]))  # type: ignore[attr-defined]
         agreed += sum(mark == outcome.right for mark, outcome in zip(right[0].tolist(), outcomes, strict=True))
         answered += sum(outcome.right for outcome in outcomes)
     assert agreed == 48
@@ -56,7 +56,8 @@ def outcome(kind: str, right: bool, frames: int, age: float | None, when: str = 
 
 
 def test_figures_count_training_lengths_for_kinds_and_every_length_beside() -> None:
-    outcomes = [outcome("colour", True, 24, 3.0), outcome("colour", False, 24, 30.0), outcome("colour", False, 400, 3.0)]
+    cases = ((True, 24, 3.0), (False, 24, 30.0), (False, 400, 3.0))
+    outcomes = [outcome("colour", right, frames, age) for right, frames, age in cases]
     figures = summarise(outcomes, longest=96)
     assert figures["kinds"] == {"colour": {"accuracy": 0.5, "chance": 1.0, "n": 2}}
     assert figures["by_length"] == {"24": 0.5, "400": 0.0}

@@ -33,7 +33,8 @@ def expected(world: PatrolWorld, at: int, question: Question) -> str:
         other = seen.index(thing) + (1 if question.kind == "after" else -1)
         return f"the {seen[other].shape}" if 0 <= other < len(seen) else "nothing"
     number = ("one", "two", "three")[thing.number - 1]
-    return {"colour": thing.colour, "where": thing.place, "how_many": number, "room": f"the {thing.room}"}[question.kind]
+    answers = {"colour": thing.colour, "where": thing.place, "how_many": number, "room": f"the {thing.room}"}
+    return answers[question.kind]
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 120), st.integers(0, 8), st.data())

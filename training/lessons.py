@@ -1,0 +1,123 @@
+"""Side lessons: states that are to name what they stand for, and heads that are taught where to look.
+
+Without them the model went on guessing among the things that it had seen: a question's noun, the token before the
+answer and the objects did not find each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from training.batch import IGNORE, Batch
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Some heads of a layer that are taught where to look."""
+
+    layer: int
+    heads: slice
+    reader: str
+    """The token that looks: a question's "noun", or the "last" one before the answer."""
+    target: str
+    """What it looks at: the question's "noun", the thing "named" by it, or the thing that holds the "answer"."""
+
+
+POINTERS = (
+    Pointer(0, slice(0, 2), "last", "noun"),
+    Pointer(1, slice(0, 2), "noun", "named"),
+    Pointer(2, slice(0, 2), "last", "answer"),
+    Pointer(2, slice(2, 4), "last", "noun"),
+    Pointer(2, slice(0, 2), "noun", "named"),
+    Pointer(3, slice(2, 4), "last", "noun"),
+)
+NOUN_LAYER = 1
+"""After this layer a question's noun is to know everything of the thing it names."""
+Groups = Sequence[tuple[int, torch.Tensor]]
+FOLLOWING_HEADS = slice(2, 4)
+FOLLOWING_WEIGHTS = {0: 1.0, 1: 4.0}
+"""Layers where the tokens of an object are taught to look at the sighting before, and by how much."""
+NEIGHBOUR_WEIGHTS = {0: 1.0, 1: 2.0}
+"""Layers after which they are to tell its shape; a question's noun is to tell it one layer later."""
+
+
+def norm(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """RMS norm of the last axis with the layer's weight."""
+    return functional.rms_norm(hidden, (hidden.shape[-1],), layer.weight, layer.variance_epsilon)
+
+
+def pointing_loss(paid: torch.Tensor, batch: Batch, pointer: Pointer) -> torch.Tensor:
+    """Minus the log of the attention that one token of each question pays where it should; others do not count.
+
+    :param paid: [streams, heads, questions * longest, stream tokens + longest].
+    """
+    streams, asked, longest = batch.questions.shape
+    rows = batch.nouns if pointer.reader == "noun" else (batch.labels != IGNORE).long().argmax(dim=-1)
+    index = (rows + longest * torch.arange(asked))[:, None, :, None].expand(-1, paid.shape[1], -1, paid.shape[-1])
+    paid = paid.gather(2, index)
+    if pointer.target == "noun":
+        mass = paid[..., -longest:].gather(3, batch.nouns[:, None, :, None].expand(-1, paid.shape[1], -1, 1))[..., 0]
+        counts = (batch.nouns > 0) & (batch.nouns < rows)
+    else:
+        target = batch.named if pointer.target == "named" else batch.pointed
+        mass, counts = (paid[..., :-longest] * target[:, None]).sum(dim=-1), target.any(dim=-1)
+    counts = counts[:, None].expand_as(mass)
+    losses = -(mass + 1e-4).log() * batch.emphasis[:, None]
+    return losses[counts].sum() / max(1, int(counts.sum()))
+
+
+def following_loss(query: torch.Tensor, key: torch.Tensor, followed: torch.Tensor) -> torch.Tensor:
+    """Minus the log of the attention that objects pay to the sighting before theirs.
+
+    :param query, key: rotated, [streams, heads, tokens, head dim]; :param followed: see Batch.
+    """
+    stream, row = (followed > 1).nonzero(as_tuple=True)
+    if not len(row):
+        return query.sum() * 0.0
+    scores = torch.einsum("rhd,rhtd->rht", query[stream, :, row], key[stream]) * query.shape[-1] ** -0.5
+    later = torch.arange(key.shape[2]) > row[:, None]
+    weights = scores.masked_fill(later[:, None], float("-inf")).softmax(dim=-1)
+    target = followed[stream] == (followed[stream, row] - 1)[:, None]
+    return -((weights * target[:, None]).sum(dim=-1) + 1e-4).log().mean()
+
+
+def naming_loss(
+    model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, groups: Groups
+) -> torch.Tensor:
+    """How badly states, read as if they were the model's output, name what they stand for; summed over the groups.
+
+    :param states: [..., hidden]; :param names: int64 [..., groups], one id of every group or IGNORE.
+    """
+    known = (names != IGNORE).any(dim=-1)
+    if not known.any():
+        return states.sum() * 0.0
+    logits, names = model.lm_head(norm(model.model.language_model.norm, states[known])), names[known]
+    total = torch.zeros(())
+    for group, words in groups:
+        rows = names[:, group] != IGNORE
+        if rows.any():
+            labels = (words == names[rows, group, None]).long().argmax(dim=-1)
+            total = total + functional.cross_entropy(logits[rows][:, words], labels)
+    return total
+
+
+def neighbour_loss(
+    model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, shapes: torch.Tensor
+) -> torch.Tensor:
+    """How badly states [..., hidden] tell the shape of the thing before, ids ``names`` [...] or IGNORE.
+
+    Read along fixed random directions, for the words themselves already stand for the thing's own shape.
+    """
+    known = names != IGNORE
+    if not known.any():
+        return states.sum() * 0.0
+    directions = torch.randn(states.shape[-1], len(shapes), generator=torch.Generator().manual_seed(20258))
+    readers = 6.0 * functional.normalize(directions, dim=0)
+    logits = functional.rms_norm(states[known], states.shape[-1:]) @ readers
+    return functional.cross_entropy(logits, (shapes == names[known][:, None]).long().argmax(dim=-1))
