@@ -24,7 +24,7 @@ from ros_kvstream.evaluation.patrol_mix import mixed_stream
 from ros_kvstream.evaluation.patrol_scene import PLACES
 from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import change_from_previous, novelty
+from ros_kvstream.memory.selection.redundancy import STEPS, change_from_previous, novelty
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import GateSettings, MemorySettings, ModelSettings, StreamSettings
@@ -33,7 +33,8 @@ from ros_kvstream.stream import VideoMemory
 SCORES = {
     "value norm": "L2 norm of the value (VaN keeps the highest)",
     "novelty to the frame before": "minus the cosine of un-rotated keys, same patch of the frame before (AKS)",
-    "novelty to the recent frames": "minus the cosine to the mean recent key of the patch (TaR)",
+    "novelty to the recent frames": "minus the cosine to the recent keys of the patch (TaR as published)",
+    "novelty to all newer frames": "minus the cosine to all newer keys of the patch (TaR as this package has it)",
 }
 Samples = dict[tuple[str, int], tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]]
 
@@ -43,8 +44,9 @@ def scores_of(view: LayerSlots) -> dict[str, torch.Tensor]:
     recent = recent_slots(view, view.slots, 0.125).mask
     return {
         "value norm": view.value_norms.clone(),
-        "novelty to the frame before": change_from_previous(view),
-        "novelty to the recent frames": novelty(view, recent),
+        "novelty to the frame before": change_from_previous(view) / STEPS,
+        "novelty to the recent frames": novelty(view, recent) / STEPS,
+        "novelty to all newer frames": novelty(view, recent, "newer") / STEPS,
     }
 
 
