@@ -16,6 +16,7 @@ from ros_kvstream.evaluation.retrieval_trials import Sizes, make_memory
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.retrieval.context import ContextBuilder
 from ros_kvstream.retrieval.fusion import fuse
+from ros_kvstream.retrieval.internal import internal_scores
 from ros_kvstream.retrieval.retriever import Retriever
 from ros_kvstream.retrieval.settings import RetrievalSettings
 
@@ -89,8 +90,8 @@ def _scene_bias(
     rho["fused"] = spearman(np.array([fused[int(slot)] for slot in by_time]))
     plain = replace(retrieval, query="mean", patch_pooling="mean", head_pooling="mean")
     memory.recall.settings = plain
-    mean_key = Retriever(archive, plain, None).experts(question, builder.queries(ids, start))
-    rho["mean_key"] = spearman(mean_key["internal"].scores[by_time].astype(np.float64))
+    mean_key = internal_scores(archive, builder.queries(ids, start), plain, plain=True).numpy()
+    rho["mean_key"] = spearman(mean_key[by_time].astype(np.float64))
     memory.close()
     return rho
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ros_kvstream.memory.archive import Archive
 from ros_kvstream.retrieval.settings import RetrievalSettings
 
+NEIGHBOURS = 16
+"""Archived frames before and after that a frame's score is compared with."""
 NOT_SCORED = float("-inf")
 """Score of slots that hold no frame."""
 
@@ -65,16 +68,37 @@ def score_plane(
     return (products * valid).sum(-1) / valid.sum(-1).clamp_min(1)
 
 
-def internal_scores(archive: Archive, queries: Mapping[int, Tensor], settings: RetrievalSettings) -> Tensor:
+def without_drift(scores: Tensor, by_time: Tensor) -> Tensor:
+    """Scores less the mean of their neighbours in time: what stands out where it was seen.
+
+    From the second layer on a frame's keys depend on what the arena held when it was encoded, so plain scores drift.
+
+    :param scores: [frames]; :param by_time: indices of the frames, oldest first, [frames].
+    """
+    ordered = scores[by_time].double()
+    frames = len(ordered)
+    sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
+    middle = torch.arange(frames)
+    first, last = (middle - NEIGHBOURS).clamp_min(0), (middle + NEIGHBOURS + 1).clamp_max(frames)
+    result = torch.empty_like(scores)
+    result[by_time] = (ordered - (sums[last] - sums[first]) / (last - first)).float()
+    return result
+
+
+def internal_scores(
+    archive: Archive, queries: Mapping[int, Tensor], settings: RetrievalSettings, *, plain: bool = False
+) -> Tensor:
     """Score of every archive slot: the mean over layers of scores standardised over the frames held.
 
     Layers disagree in scale, not only in order: standardising lets none of them decide alone.
 
     :param queries: layer -> float32 [heads, head_dim] from :func:`question_queries`.
+    :param plain: leave the drift in, as published; for comparison.
     :returns: float32 [slots], -inf where a slot holds no frame.
     """
     plan, table = archive.plan, archive.table
     live = torch.from_numpy(table.frames["live"].copy())
+    by_time = torch.from_numpy(np.argsort(table.frames["stamp"][table.frames["live"]], kind="stable"))
     counts = torch.from_numpy(table.frames["lookups"].astype("int64"))
     total = torch.zeros(plan.frames)
     searched = [layer for layer in plan.shape.lookup_layers if layer in queries]
@@ -88,7 +112,7 @@ def internal_scores(archive: Archive, queries: Mapping[int, Tensor], settings: R
             head_pooling=settings.head_pooling,
             chunk=plan.lookup_chunk,
         )
-        held = scores[live]
-        spread = held.std(unbiased=False) if held.numel() else torch.tensor(1.0)
-        total += (scores - held.mean()) / spread.clamp_min(1e-6) if held.numel() else 0.0
+        if len(by_time):
+            held = scores[live] - scores[live].mean() if plain else without_drift(scores[live], by_time)
+            total[live] += held / held.std(unbiased=False).clamp_min(1e-6)
     return (total / max(len(searched), 1)).masked_fill(~live, NOT_SCORED)

@@ -8,7 +8,7 @@ from support.archives import SHAPE, make_archive, make_frame
 from ros_kvstream.errors import ModelError
 from ros_kvstream.evaluation.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.retrieval.external import external_scores, make_encoder
-from ros_kvstream.retrieval.internal import internal_scores, question_queries, score_plane
+from ros_kvstream.retrieval.internal import internal_scores, question_queries, score_plane, without_drift
 from ros_kvstream.retrieval.retriever import Retriever
 from ros_kvstream.retrieval.settings import RetrievalSettings
 
@@ -47,6 +47,17 @@ def test_slots_without_a_frame_are_never_ranked():
     assert scores.isfinite().sum() == 1
     ranked, _ = Retriever(archive, RetrievalSettings()).rank("?", queries, archive.table.frames["live"])
     assert [frame.frame_id for frame in ranked] == [3]
+
+
+def test_scores_that_drift_with_time_lose_the_drift_and_keep_what_stands_out():
+    by_time = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    drifting = torch.empty(200)
+    drifting[by_time] = torch.linspace(0, 50, 200)
+    drifting[by_time[20]] += 5
+    level = without_drift(drifting, by_time)
+    assert int(drifting.argmax()) == int(by_time[199])
+    assert level[by_time[16:20]].abs().max() < 1 and level[by_time[40:180]].abs().max() < 1e-3
+    assert level[by_time[20]] > 4.5
 
 
 def test_last_and_mean_queries():
