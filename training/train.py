@@ -67,7 +67,6 @@ class Trainer:
             state = torch.load(run / "checkpoint.pt", weights_only=True)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-            state["progress"].pop("pointing", None)
             self.progress = Progress(**state["progress"])
 
     def learn_to_see(self, log: Callable[[str], None]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,9 @@ from ros_kvstream.evaluation.patrol_scene import (
     panorama,
 )
 from ros_kvstream.settings import require, require_finite
+
+if TYPE_CHECKING:
+    from ros_kvstream.evaluation.questions import Question
 
 _NOISE_LENGTH = 1 << 20
 _EVEN_SHARE = 0.6
@@ -341,6 +345,3 @@ def _plan_pauses(
     at = np.concatenate(frames)
     lost = np.exp(random.uniform(np.log(0.5), np.log(settings.longest_pause), len(at)))
     return at, np.concatenate([[0.0], np.cumsum(lost)])
-
-
-from ros_kvstream.evaluation.questions import Question  # noqa: E402  (the two modules describe one world)
