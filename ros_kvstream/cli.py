@@ -83,6 +83,8 @@ def find_command(words: Sequence[str]) -> tuple[str, Command, Sequence[str]]:
 def run_command(words: Sequence[str]) -> int:
     """Run the command that the words name; progress and report go to stderr when ``--json`` has stdout."""
     program, command, rest = find_command(words)
+    for name, silent in (("KINETO_LOG_LEVEL", "99"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
+        os.environ.setdefault(name, silent)  # torch's profiler would write its own steps between our lines
     module: Any = importlib.import_module(command.module)
     parser = argparse.ArgumentParser(prog=program, description=(module.__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, all else on stderr")
