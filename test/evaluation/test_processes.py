@@ -27,7 +27,9 @@ import os, sys
 from pathlib import Path
 from ros_kvstream.evaluation.processes import ProcessGroup
 group = ProcessGroup(Path(sys.argv[1]), os.environ)
-print(group.start("child", [sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+child = group.start("child", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"])
+child.wait_for(lambda: "up" in child.log.read_text(), "starting", 60.0)  # before it runs nobody could tell it
+print(child.pid, flush=True)
 os._exit(0)
 """
 
