@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,9 @@ _RANGE = "ROS_AUTOMATIC_DISCOVERY_RANGE"
 QUIET = 4
 """Messages on ~/stats without news after which no frame is on its way any more."""
 TRANSITIONS = {"configure": Transition.TRANSITION_CONFIGURE, "activate": Transition.TRANSITION_ACTIVATE}
+
+WAY_BACK_SECONDS = 0.3
+"""After a service was found, its response writer may still not know its reader; a response would be lost then."""
 
 
 class NodeClient:
@@ -65,7 +69,7 @@ class NodeClient:
 
         :param process: the node's, which must keep running; :param timeout: seconds.
         """
-        process.wait_for(self._change_state.service_is_ready, "starting", timeout)
+        self._find(self._change_state, process, "starting", timeout)
         request = ChangeState.Request(transition=Transition(id=TRANSITIONS[transition]))
         answer = self._call(self._change_state, request)
         process.wait_for(answer.done, transition, timeout)
@@ -77,7 +81,13 @@ class NodeClient:
             if not self.change_state(process, transition, timeout):
                 reason = reason_in_log(process)
                 raise ProcessError(reason or f"{process.name} refused to {transition}:{process.log_end()}")
-        process.wait_for(self._query.service_is_ready, "offering ~/query", timeout)
+        self._find(self._query, process, "offering ~/query", timeout)
+
+    @staticmethod
+    def _find(client: Any, process: Process, what: str, timeout: float) -> None:
+        """Wait until a service is there, and its response has a way back."""
+        process.wait_for(client.service_is_ready, what, timeout)
+        time.sleep(WAY_BACK_SECONDS)
 
     def ask(self, question: str, **limits: Any) -> Future[Query.Response]:
         """Ask a question; the future holds the response.

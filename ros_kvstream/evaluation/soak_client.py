@@ -40,7 +40,7 @@ class SoakClient(NodeClient):
         """Wait until the node (which starts by itself) listens to every camera and answers."""
         process.wait_for(lambda: all(camera.connected for camera in self.cameras), "subscribing", timeout)
         for client in (self._query, self._parameters, self._clear, self._save, self._load, self._change_state):
-            process.wait_for(client.service_is_ready, f"offering {client.srv_name}", timeout)
+            self._find(client, process, f"offering {client.srv_name}", timeout)
 
     def ask_with(self, question: str, **limits: Any) -> Future[Query.Response]:
         """Ask with limits; the future holds the response."""

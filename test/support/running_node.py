@@ -60,6 +60,12 @@ def own_domain() -> Iterator[int]:
     raise RuntimeError("no free ROS domain from 20 to 99")
 
 
+DISCOVERY = 0.3
+"""Seconds to spin after a service was found: its response may still have no way back, and would be lost."""
+RESPONSE = 3.0
+"""Seconds after which the lifecycle state is asked for again, for the same reason."""
+
+
 class RunningNode:
     """A kvstream_node process and a client node beside it, in one ROS domain."""
 
@@ -131,7 +137,11 @@ class RunningNode:
 
     def begin(self, kind: Any, name: str, request: Any) -> Any:
         """Call a service without waiting; returns the future."""
-        client = self._clients.get(name) or self._clients.setdefault(name, self.client.create_client(kind, name))
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = self.client.create_client(kind, name)
+            self.until(client.service_is_ready, f"service {name}")
+            self.spin(DISCOVERY)
         self.until(client.service_is_ready, f"service {name}")
         return client.call_async(request)
 
@@ -185,7 +195,15 @@ class RunningNode:
 
     def lifecycle_state(self) -> str:
         """The lifecycle state's label."""
-        return str(self.call(GetState, "/kvstream/get_state", GetState.Request()).current_state.label)
+        asked: list[Any] = []
+
+        def answered() -> Any:
+            if not asked or time.monotonic() > asked[-1][0] + RESPONSE:
+                future = self.begin(GetState, "/kvstream/get_state", GetState.Request())
+                asked.append((time.monotonic(), future))
+            return next((future for _, future in asked if future.done()), None)
+
+        return str(self.until(answered, "the lifecycle state").result().current_state.label)
 
     def until_active(self) -> None:
         """Wait until the node is active."""
