@@ -1,10 +1,15 @@
-"""Every test process computes on one thread: several of them on few cores would slow each other down many times."""
+"""Every test process computes on one thread (several on few cores slow each other down) and heeds Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A shell starts background jobs with these ignored, and children inherit that: tests of Ctrl-C would wait for ever.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)

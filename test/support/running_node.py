@@ -61,7 +61,7 @@ def own_domain() -> Iterator[int]:
 
 
 DISCOVERY = 0.3
-"""Seconds to spin after a service was found: its response may still have no way back, and would be lost."""
+"""Seconds to spin after a match: the other side may not have found this one yet, and would miss what is sent."""
 RESPONSE = 3.0
 """Seconds after which the lifecycle state is asked for again, for the same reason."""
 
@@ -224,6 +224,7 @@ class RunningNode:
         publisher = self.client.create_publisher(kind, topic, QoSProfile(depth=depth, reliability=reliability))
         if wait:
             self.until(lambda: publisher.get_subscription_count() > 0, f"a subscription of {topic}")
+            self.spin(DISCOVERY)
         return publisher
 
     # -- the end ----------------------------------------------------------------------------------------------------
