@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,8 +120,6 @@ class VideoLanguageModel(ABC):
         :param logits: whether the last token's logits are wanted; returned float32 [vocabulary], else None.
         """
 
-    @contextmanager
-    def capture_queries(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    @abstractmethod
+    def capture_queries(self, layers: Sequence[int]) -> AbstractContextManager[dict[int, Tensor]]:
         """Within the context, collect the un-rotated queries of each forward, layer -> [heads, tokens, head_dim]."""
-        raise NotImplementedError(f"{type(self).__name__} does not offer its queries")
-        yield {}
