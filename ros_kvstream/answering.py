@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ros_kvstream.errors import QuestionCancelled, QuestionError
-from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
+from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.frame_log import FrameLog
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.records import FrameEvidence, LatencyBreakdown
@@ -127,12 +126,7 @@ class Answerer:
     def _forward(self, ids: list[int], start: int, visible: list[Tensor] | None) -> Tensor:
         """Append text tokens behind the memory; returns the last one's logits."""
         positions = self.model.text_positions(start, len(ids))
-        chunk = Chunk(
-            positions,
-            torch.full((len(ids),), NO_FRAME, dtype=torch.int32),
-            torch.zeros(len(ids), dtype=torch.int16),
-        )
-        self.arena.begin(chunk, frames=False)
+        self.arena.begin(Chunk.of_text(positions), frames=False)
         logits = self.model.forward(self.arena, self.model.embed(ids), positions, logits=True, visible=visible)
         self.arena.commit()
         assert logits is not None

@@ -91,7 +91,7 @@ class VideoMemory:
         self._largest_side = 1
         self.arena.clear()
         ids = self.model.prefix_ids
-        self._append(self.model.embed(ids), self.model.text_positions(0, len(ids)), None, None)
+        self._append(self.model.embed(ids), Chunk.of_text(self.model.text_positions(0, len(ids))), frames=False)
         self.arena.pin()
 
     # -- frames ---------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class VideoMemory:
             frames.append(torch.full((count,), record.frame_id, dtype=torch.int32))
             cameras.append(torch.full((count,), self.log.camera_id(record.camera), dtype=torch.int16))
         embeddings = torch.cat([tokens.embeddings for tokens in encoded])
-        self._append(embeddings, torch.cat(positions), torch.cat(frames), torch.cat(cameras))
+        self._append(embeddings, Chunk(torch.cat(positions), torch.cat(frames), torch.cat(cameras)), frames=True)
 
     def _advance(self, records: list[FrameRecord]) -> torch.Tensor:
         """Temporal positions of a block's frames, all positions in use re-based where they need it."""
@@ -227,23 +227,11 @@ class VideoMemory:
             self.log.set_segment(record.frame_id, self.clock.segment)
         return times
 
-    def _append(
-        self,
-        embeddings: torch.Tensor,
-        positions: torch.Tensor,
-        frames: torch.Tensor | None,
-        cameras: torch.Tensor | None,
-    ) -> None:
+    def _append(self, embeddings: torch.Tensor, chunk: Chunk, *, frames: bool) -> None:
         """One forward into the arena; nothing of it stays when it fails."""
-        count = len(embeddings)
-        chunk = Chunk(
-            positions,
-            torch.full((count,), NO_FRAME, dtype=torch.int32) if frames is None else frames,
-            torch.zeros(count, dtype=torch.int16) if cameras is None else cameras,
-        )
-        self.arena.begin(chunk, frames=frames is not None)
+        self.arena.begin(chunk, frames=frames)
         try:
-            self.model.forward(self.arena, embeddings, positions, logits=False)
+            self.model.forward(self.arena, embeddings, chunk.positions, logits=False)
         except BaseException:
             self.arena.abort()
             raise

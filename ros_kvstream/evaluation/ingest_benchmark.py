@@ -73,9 +73,11 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def compaction_ms(layers: int) -> dict[str, float]:
     """One cut of 32 grids to 24 in bfloat16, scaled up to all layers: published formulation and ours."""
+    import torch
+
     from ros_kvstream.evaluation.selection_timing import BenchmarkShape, measure
 
-    row = measure(BenchmarkShape(layers=layers))["bfloat16"]
+    row = measure(BenchmarkShape(layers=layers), [torch.bfloat16])["bfloat16"]
     return {"plain_ms": row["published_ms"] * LAYERS / layers, "ours_ms": row["ours_ms"] * LAYERS / layers}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -59,8 +59,10 @@ ALPHA, RECENT_FRAMES_SHARE = 0.5, 0.25
 """Settings of the published example run, used on both sides."""
 
 
-def measure(shape: BenchmarkShape) -> dict[str, dict[str, Any]]:
-    """Measure float32 and bfloat16 at a shape; returns the report of ``--json``.
+def measure(
+    shape: BenchmarkShape, dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)
+) -> dict[str, dict[str, Any]]:
+    """Measure each type at a shape; returns the report of ``--json``.
 
     Keys per type: ``speedup`` (published time / ours), ``peak_ratio`` (our extra memory / theirs), ``same_slots``
     (``reference`` keeps exactly their slots), ``of_floor`` (our time / time to move the bytes that must move at the
@@ -75,7 +77,7 @@ def measure(shape: BenchmarkShape) -> dict[str, dict[str, Any]]:
         with torch.inference_mode():
             return {
                 str(dtype).removeprefix("torch."): _measure(shape, dtype, published)
-                for dtype in (torch.float32, torch.bfloat16)
+                for dtype in dtypes
             }
     finally:
         torch.set_num_threads(threads)

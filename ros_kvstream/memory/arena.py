@@ -83,6 +83,12 @@ class Chunk:
     cameras: Tensor
     """int16 [tokens]."""
 
+    @classmethod
+    def of_text(cls, positions: Tensor) -> Chunk:
+        """Tokens that belong to no frame, at int32 [tokens, 3]."""
+        count = len(positions)
+        return cls(positions, torch.full((count,), NO_FRAME, dtype=torch.int32), torch.zeros(count, dtype=torch.int16))
+
 
 class Arena:
     """All K/V of a stream inside one plan: slots in use first, free slots behind them.

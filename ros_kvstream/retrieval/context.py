@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.archive_records import ArchivedFrame
-from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
+from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.frame_log import FrameLog
 from ros_kvstream.memory.positions import PositionClock
 from ros_kvstream.models.base import VideoLanguageModel
@@ -113,8 +113,7 @@ class ContextBuilder:
         """The question's queries before it has seen any frame; the arena is as before afterwards."""
         mark = self.arena.mark()
         positions = self.model.text_positions(start, len(ids))
-        text = torch.full((len(ids),), NO_FRAME, dtype=torch.int32)
-        self.arena.begin(Chunk(positions, text, torch.zeros(len(ids), dtype=torch.int16)), frames=False)
+        self.arena.begin(Chunk.of_text(positions), frames=False)
         try:
             with self.model.capture_queries(self.recall.layers) as queries:
                 self.model.forward(
