@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ros_kvstream.answering import Answerer, AnswerLimits
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionError
-from ros_kvstream.memory.archive_records import ArchiveStatus
+from ros_kvstream.live_settings import check_settings, reconfigure
 from ros_kvstream.memory.arena import NO_FRAME, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
 from ros_kvstream.memory.frame_log import FrameLog, FrameRecord
@@ -22,6 +22,7 @@ from ros_kvstream.memory.ladder import make_arena
 from ros_kvstream.memory.ladder_plan import LadderPlan, plan_ladder
 from ros_kvstream.memory.positions import PositionClock
 from ros_kvstream.memory.selection import make_policy
+from ros_kvstream.memory_figures import memory_stats
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.persistence import SavedMemory, load_memory, save_memory
@@ -310,30 +311,7 @@ class VideoMemory:
 
     def stats(self) -> MemoryStats:
         """The memory's figures now."""
-        kept = self.arena.frames_kept()
-        records = [self.log[frame] for frame in kept if frame in self.log]
-        archive = self.recall.status() if self.recall else ArchiveStatus("ok")
-        return MemoryStats(
-            budget_bytes=int(self._budget_mib * MIB),
-            allocated_bytes=self.arena.allocated_bytes,
-            used_bytes=self.arena.used_bytes,
-            peak_bytes=self.arena.peak_bytes,
-            slots=self.arena.plan.frame_slots,
-            slots_used=self.arena.frame_slots_used,
-            frames_seen=self._counters["seen"],
-            frames_kept=self._counters["kept"] + len(self._block),
-            frames_gated=self._counters["gated"],
-            frames_remembered=len(kept),
-            oldest_stamp=min((record.stamp for record in records), default=0.0),
-            newest_stamp=self.log.newest_stamp(),
-            compactions=self.arena.compactions,
-            rebases=self.clock.rebases,
-            questions=self._counters["questions"],
-            archive_budget_bytes=archive.budget_bytes,
-            archive_bytes=archive.used_bytes,
-            archive_frames=archive.frames,
-            device_bytes=torch.cuda.memory_reserved(self.model.device) if self.model.device.type == "cuda" else 0,
-        )
+        return memory_stats(self)
 
     def check_budget(self, budget_mib: float) -> None:
         """Raise BudgetError when a cap is too small for this stream; changes nothing, may be called from any thread."""
@@ -352,28 +330,14 @@ class VideoMemory:
     @staticmethod
     def check_settings(settings: StreamSettings) -> None:
         """Raise SettingsError for what the settings themselves cannot tell, the policy's options; from any thread."""
-        make_policy(settings.memory.policy, settings.memory.policy_options)
+        check_settings(settings)
 
     def reconfigure(self, settings: StreamSettings) -> None:
-        """Take over, on the live stream, what needs no other plan of the memory.
-
-        That is the policy and when it makes room, gate, saliency and how frames are ranked. Everything else in
-        ``settings`` is ignored; see ``set_budget`` for the cap.
+        """Take over, on the live stream, what needs no other plan of the memory; see live_settings.py.
 
         :raises SettingsError: for a policy's bad option; nothing is changed then.
         """
-        policy = make_policy(settings.memory.policy, settings.memory.policy_options)
-        now, memory = self.settings, settings.memory
-        changed = replace(now.memory, policy=memory.policy, policy_options=memory.policy_options,
-                          keep_ratio=memory.keep_ratio, high_water=memory.high_water)  # fmt: skip
-        fixed = ("external", "layers", "room_tokens", "pending_pictures")
-        ranking = replace(settings.retrieval, **{name: getattr(now.retrieval, name) for name in fixed})
-        if (settings.gate, settings.saliency) != (now.gate, now.saliency):
-            self.thinner = FrameThinner(settings.gate, settings.saliency)
-        if self.recall is not None:
-            self.recall.settings = ranking
-        self.policy = policy
-        self.settings = replace(now, memory=changed, gate=settings.gate, saliency=settings.saliency, retrieval=ranking)
+        reconfigure(self, settings)
 
     def clear(self) -> None:
         """Forget every frame; the budget, the model and the counters stay."""
