@@ -1,4 +1,4 @@
-"""A whole memory in one file: arena, slot table, frame records and clock, as safetensors, written atomically."""
+"""A whole memory in one file: arena, slot table, archive, frames and clock, as safetensors, written atomically."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ros_kvstream.errors import MemoryFileError
+from ros_kvstream.errors import ArchiveError, MemoryFileError
+from ros_kvstream.memory.archive import Archive
+from ros_kvstream.memory.archive_snapshot import (
+    check_snapshot,
+    restore_state,
+    snapshot_state,
+    snapshot_tensors,
+)
 from ros_kvstream.memory.frame_log import FrameRecord
 
 if TYPE_CHECKING:
     from ros_kvstream.stream import VideoMemory
 
 FORMAT = "ros_kvstream memory"
-VERSION = 1
-"""Written into each file; a file of a higher version is refused."""
-_OWN = ("_largest_frame", "_largest_side", "_newest_of")
+VERSION = 2
+"""Written into each file; a file of a higher version is refused. 1 had no archive in it."""
+PIECE_BYTES = 1 << 24
+"""Tensors are read back in pieces of about this size, so that no second copy of an archive is made."""
+_OWN = ("_first_frame", "_largest_frame", "_largest_side", "_newest_of")
 """What the stream itself remembers of its frames; all else follows from settings."""
 _SETTINGS = ("_usable", "start", "tokens_per_second")
 """Attributes of the clock that follow from settings."""
@@ -44,13 +53,16 @@ class SavedMemory:
 def save_memory(memory: VideoMemory, path: Path) -> SavedMemory:
     """Write the memory to ``path``; a file of that name is replaced only once the new one is complete on the disk.
 
-    An archive in a folder of its own survives by itself; one in memory is not part of the file.
+    An archive in memory is part of the file; one in a folder is referred to (see memory/archive_snapshot.py).
 
     :raises MemoryFileError: when the file cannot be written.
     """
     memory._flush()
-    tensors = dict(_tensors(memory))
-    state = _state(memory) | {"checks": {name: _check(tensor) for name, tensor in tensors.items()}}
+    if memory.recall is not None:
+        memory.recall.finish()
+    state = _state(memory)
+    tensors = dict(_tensors(memory, state))
+    state |= {"checks": {name: _check(tensor) for name, tensor in tensors.items()}}
     partial = path.with_name(path.name + ".part")
     try:
         with open(partial, "wb") as file:
@@ -87,11 +99,16 @@ def load_memory(memory: VideoMemory, path: Path) -> SavedMemory:
 # -- what a memory is made of ---------------------------------------------------------------------------------------
 
 
-def _tensors(memory: VideoMemory) -> Iterator[tuple[str, Tensor]]:
-    """All tensors that the arena's content lies in, whole, by name."""
+def _tensors(memory: VideoMemory, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors that the content lies in, by name: the arena's whole, the archive's as far as they are in use."""
     for index, layer in enumerate(memory.arena._layers):
         for number, tensor in enumerate(layer.tensors):
             yield f"layer.{index}.{number}", tensor
+    yield from snapshot_tensors(_archive(memory), state.get("archive"))
+
+
+def _archive(memory: VideoMemory) -> Archive | None:
+    return memory.recall.archive if memory.recall is not None else None
 
 
 def _plain(thing: object) -> dict[str, Any]:
@@ -103,8 +120,9 @@ def _plain(thing: object) -> dict[str, Any]:
 
 def _state(memory: VideoMemory) -> dict[str, Any]:
     """Everything beside the tensors, as JSON can hold it."""
-    log = memory.log
+    log, archive = memory.log, _archive(memory)
     return {
+        "archive": snapshot_state(archive) if archive is not None else None,
         "fingerprint": _fingerprint(memory),
         "plan": _plain(memory.arena.plan),
         "policy": memory.settings.memory.policy,
@@ -155,25 +173,41 @@ def _check_fit(memory: VideoMemory, state: dict[str, Any], name: str) -> None:
         raise MemoryFileError(
             f"memory file {name!r} was saved with other settings: {', '.join(differing)}. Set memory.budget_mib to "
             f"{state['plan']['budget_bytes'] / 2**20:g} and memory.*, ladder.* and retrieval.* as they were.")
+    try:
+        check_snapshot(_archive(memory), state.get("archive"))
+    except ArchiveError as error:
+        raise MemoryFileError(f"memory file {name!r} does not fit: {error}") from error
 
 
 def _plan_as_saved(memory: VideoMemory, state: dict[str, Any]) -> None:
     """Let an empty memory plan for frames of the saved size, which decides how much room retrieved frames get."""
     largest = state["memory"]["_largest_frame"]
-    if largest > memory._largest_frame:
-        memory._plan_room(largest)
-        memory._largest_frame = largest
+    for tokens in (state["memory"].get("_first_frame", largest), largest):  # the first one decides
+        if tokens > memory._largest_frame:
+            memory._plan_room(tokens)
+            memory._largest_frame = tokens
 
 
 def _check_tensors(memory: VideoMemory, file: Any, state: dict[str, Any], name: str) -> None:
     """Read every tensor once and compare it with its check sum: a damaged file must not be half loaded."""
-    for key, tensor in _tensors(memory):
+    for key, tensor in _tensors(memory, state):
         try:
-            found = file.get_tensor(key)
+            found, check = file.get_slice(key), 0
+            fits = (found.get_shape(), found.get_dtype()) == (list(tensor.shape), _DTYPES[tensor.dtype])
+            for _, piece in _pieces(found, tensor) if fits else ():
+                check = zlib.crc32(_bytes(piece), check)
         except SafetensorError as error:
             raise MemoryFileError(f"memory file {name!r} is damaged: {error}.") from error
-        if found.shape != tensor.shape or found.dtype != tensor.dtype or _check(found) != state["checks"].get(key):
+        if not fits or check != state["checks"].get(key):
             raise MemoryFileError(f"memory file {name!r} is damaged: {key} is not what was written.")
+
+
+def _pieces(found: Any, tensor: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """A tensor of the file piece by piece, along its first axis."""
+    rows = max(1, PIECE_BYTES // max(1, tensor[:1].numel() * tensor.element_size()))
+    for start in range(0, len(tensor), rows):
+        piece = slice(start, min(start + rows, len(tensor)))
+        yield piece, found[piece]
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -203,14 +237,23 @@ def _write(file: Any, tensors: dict[str, Tensor], metadata: dict[str, str]) -> N
 
 
 def _restore(memory: VideoMemory, file: Any, state: dict[str, Any]) -> None:
-    memory.clear()
-    for name, tensor in _tensors(memory):
-        tensor.copy_(file.get_tensor(name))
+    records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
+    memory.log.clear()
+    if memory.recall is not None:
+        memory.recall.empty(records.values())
+    memory._start()
+    for name, tensor in _tensors(memory, state):
+        found = file.get_slice(name)
+        for piece, values in _pieces(found, tensor):
+            tensor[piece].copy_(values)
+    archive, archived = _archive(memory), state.get("archive")
+    if archive is not None and archived is not None and archived["kind"] == "memory":
+        restore_state(archive, archived)
     for target, part in ((memory.arena, "arena"), (memory.clock, "clock"), (memory, "memory")):
         _set_plain(target, state[part])
     memory.arena._generation += 1
     log = memory.log
-    log._records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
+    log._records = records
     log._cameras = dict(state["cameras"])
     log._next = max(log.next_id, state["next_id"])
 

@@ -63,7 +63,7 @@ class VideoMemory:
             self.recall = Recall(self.settings.archive, self.settings.retrieval, self.model)
         self._text_room = self._overhead + memory.max_question_tokens + memory.max_answer_tokens
         self._reserve = self._text_room + (self.recall.room(0) if self.recall else 0)
-        self._largest_frame = 1
+        self._first_frame = self._largest_frame = 1
         self.log = FrameLog(self.recall.first_frame_id if self.recall else 0)
         plan = self._plan(memory.budget_mib, 1)
         self.arena = make_arena(plan, self.model.rotary, self.model.device, self.settings.ladder.order)
@@ -152,6 +152,8 @@ class VideoMemory:
 
     def _plan_room(self, tokens: int) -> None:
         """Check that frames of this size fit; the first one also tells how much room retrieved frames need."""
+        if self._largest_frame == 1:
+            self._first_frame = tokens
         if self.recall is not None and self._largest_frame == 1:
             before, self._reserve = self._reserve, self._text_room + self.recall.room(tokens)
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream import persistence
 from ros_kvstream.errors import MemoryFileError
-from ros_kvstream.settings import ArchiveSettings, GateSettings, LadderSettings, MemorySettings, StreamSettings
+from ros_kvstream.settings import (
+    ArchiveSettings,
+    GateSettings,
+    LadderSettings,
+    MemorySettings,
+    RetrievalSettings,
+    StreamSettings,
+)
 from ros_kvstream.stream import VideoMemory
 
 MODEL = qwen2_5_vl()
@@ -40,11 +48,23 @@ def everything(memory: VideoMemory) -> tuple[Any, ...]:
     return answer.text, answer.evidence, answer.asked_at
 
 
+def archived(memory: VideoMemory) -> list[tuple[Any, ...]]:
+    """All that the archive holds, frame by frame."""
+    if memory.recall is None or memory.recall.archive is None:
+        return []
+    archive = memory.recall.archive
+    frames = archive.fetch([int(slot) for slot in np.flatnonzero(archive.table.frames["live"])])
+    return sorted((frame.frame_id, frame.stamp, frame.stamp_end, frame.camera, frame.keys.sum().item(),
+                   frame.values.sum().item(), archive.thumbnail(frame.frame_id)) for frame in frames)  # fmt: skip
+
+
 LADDER = {"ladder": LadderSettings(mode="on", group=16)}
+ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.5)}
+SMALL_ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.15, precision="int8", thumbnail_bytes=600),
+                 "retrieval": RetrievalSettings(top_k=3)}  # fmt: skip
 
 
-@pytest.mark.parametrize("groups", [{}, LADDER, {"archive": ArchiveSettings(budget_mib=0.5)}],
-                         ids=["plain", "ladder", "archive"])
+@pytest.mark.parametrize("groups", [{}, LADDER, ARCHIVE, SMALL_ARCHIVE], ids=["plain", "ladder", "archive", "int8"])
 @pytest.mark.parametrize("frames", [1, 7, 150], ids=["one", "few", "full"])
 def test_a_memory_comes_back_slot_for_slot_and_goes_on_as_if_nothing_had_happened(
         tmp_path: Path, groups: dict[str, Any], frames: int) -> None:
@@ -59,12 +79,133 @@ def test_a_memory_comes_back_slot_for_slot_and_goes_on_as_if_nothing_had_happene
         assert getattr(first.stats(), name) == getattr(second.stats(), name), name
     for one, other in zip(first.arena._layers, second.arena._layers, strict=True):
         assert same(list(one.tensors), list(other.tensors))
-    if "archive" not in groups:  # an archive in memory is not part of the file
-        assert everything(first) == everything(second)
-        watch(first, frames, frames + 60)
-        watch(second, frames, frames + 60)
-        assert everything(first) == everything(second)
-        assert same(contents(first.arena), contents(second.arena)) or groups
+    assert archived(first) == archived(second)
+    assert everything(first) == everything(second)
+    watch(first, frames, frames + 60)
+    watch(second, frames, frames + 60)
+    assert archived(first) == archived(second)
+    assert everything(first) == everything(second)
+    assert same(contents(first.arena), contents(second.arena)) or groups
+
+
+def test_the_file_holds_of_an_archive_only_what_is_in_use(tmp_path: Path) -> None:
+    memory, empty = make(**ARCHIVE), make()
+    for one, name in ((memory, "archive"), (empty, "plain")):
+        watch(one, 0, 3)
+        one.save(tmp_path / name)
+    held = (tmp_path / "archive").stat().st_size - (tmp_path / "plain").stat().st_size
+    assert memory.recall and held < memory.stats().archive_bytes + memory.recall.archive._selector.allocated_bytes + 4e4
+
+
+def test_frames_larger_than_the_first_do_not_keep_a_memory_with_an_archive_from_being_loaded(tmp_path: Path) -> None:
+    first, second = make(**ARCHIVE), make(**ARCHIVE)
+    first.observe(np.zeros((28, 56, 3), np.uint8), 99.0)
+    watch(first, 0, 5)
+    first.save(tmp_path / "m")
+    second.load(tmp_path / "m")
+    assert everything(first) == everything(second)
+
+
+def test_a_damaged_archive_in_the_file_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    memory = make(**ARCHIVE)
+    watch(memory, 0, 10)
+    memory.save(tmp_path / "m")
+    watch(memory, 10, 20)
+    before, answer = archived(memory), everything(memory)
+    spoil_tensor("archive.patches")(tmp_path / "m")
+    with pytest.raises(MemoryFileError, match="archive.patches is not what was written"):
+        memory.load(tmp_path / "m")
+    assert before == archived(memory) and answer == everything(memory)
+
+
+def test_a_file_without_archive_of_an_older_version_empties_the_one_in_memory(tmp_path: Path) -> None:
+    memory = make(**ARCHIVE)
+    watch(memory, 0, 10)
+    memory.save(tmp_path / "m")
+    change("version", "1")(tmp_path / "m")
+    change_state("archive", None)(tmp_path / "m")
+    loaded = memory.load(tmp_path / "m")
+    assert loaded.frames > 0 and memory.stats().archive_frames == 0
+
+
+# -- an archive in a folder ------------------------------------------------------------------------------------------
+
+
+def in_folder(folder: Path, name: str = "archive") -> dict[str, Any]:
+    return {"archive": ArchiveSettings(budget_mib=0.5, place=str(folder / name))}
+
+
+def test_an_archive_in_a_folder_goes_on_after_a_restart_with_what_came_after_the_save(tmp_path: Path) -> None:
+    first = make(**in_folder(tmp_path))
+    watch(first, 0, 10)
+    first.save(tmp_path / "m")
+    watch(first, 10, 20)
+    held = archived(first)
+    first.close()
+    second = make(**in_folder(tmp_path))
+    second.load(tmp_path / "m")
+    assert archived(second) == held and len(held) == 20 and second.stats().newest_stamp == 104.5
+    watch(second, 20, 25)
+    assert len(archived(second)) == 25 and second.log.next_id == 25
+    assert second.ask(QUESTION).evidence
+    second.close()
+
+
+def test_an_archive_in_a_folder_is_neither_emptied_nor_rewound_by_a_load(tmp_path: Path) -> None:
+    memory = make(**in_folder(tmp_path))
+    watch(memory, 0, 10)
+    memory.save(tmp_path / "m")
+    watch(memory, 10, 20)
+    held = archived(memory)
+    memory.load(tmp_path / "m")
+    assert archived(memory) == held
+    memory.clear()
+    memory.load(tmp_path / "m")
+    assert not archived(memory) and memory.stats().frames_remembered == 10
+    memory.close()
+
+
+def test_archived_frames_whose_numbers_the_loaded_memory_gives_to_others_are_forgotten_on_disk_too(
+        tmp_path: Path) -> None:
+    first = make(**in_folder(tmp_path))
+    watch(first, 0, 10)
+    first.save(tmp_path / "m")
+    first.clear()
+    first.close()
+    second = make(**in_folder(tmp_path))
+    watch(second, 50, 55)  # numbers 0 to 4 once more
+    second.load(tmp_path / "m")
+    assert not archived(second)
+    watch(second, 60, 62)
+    assert [frame for frame, *_ in archived(second)] == [10, 11]
+    second.close()
+    third = make(**in_folder(tmp_path))
+    watch(third, 70, 71)
+    assert [frame for frame, *_ in archived(third)] == [10, 11, 12]
+    third.close()
+
+
+@pytest.mark.parametrize(("saved_with", "loaded_with", "reason"), [
+    ("first", "other", "another one than that in archive.place"),
+    ("first", None, "there is none now|saved with other settings"),
+    ("first", "memory", "was in a folder, it is in 'memory' now"),
+    ("memory", "first", "was in memory, it is in"),
+])
+def test_a_file_whose_archive_is_elsewhere_is_refused_with_the_reason(
+        tmp_path: Path, saved_with: str, loaded_with: str | None, reason: str) -> None:
+    def made(place: str | None) -> VideoMemory:
+        return make(**({} if place is None else ARCHIVE if place == "memory" else in_folder(tmp_path, place)))
+
+    first, second = made(saved_with), made(loaded_with)
+    for memory in (first, second):
+        watch(memory, 0, 5)
+    first.save(tmp_path / "m")
+    before, held = everything(second), archived(second)
+    with pytest.raises(MemoryFileError, match=reason):
+        second.load(tmp_path / "m")
+    assert before == everything(second) and held == archived(second)
+    first.close()
+    second.close()
 
 
 def test_a_half_filled_block_is_saved_too(tmp_path: Path) -> None:
@@ -85,16 +226,36 @@ def spoil_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def change(field: str, value: str) -> Any:
+def spoil_tensor(name: str) -> Any:
     def spoil(path: Path) -> None:
-        data = path.read_bytes()
+        data = bytearray(path.read_bytes())
         size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + size])
-        header["__metadata__"][field] = value
-        text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+        start, _ = json.loads(data[8 : 8 + size])[name]["data_offsets"]
+        data[8 + size + start] ^= 1
+        path.write_bytes(data)
 
     return spoil
+
+
+def rewrite(path: Path, edit: Callable[[dict[str, str]], None]) -> None:
+    """Edit a file's metadata."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    edit(header["__metadata__"])
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+def change(field: str, value: str) -> Any:
+    return lambda path: rewrite(path, lambda metadata: metadata.update({field: value}))
+
+
+def change_state(field: str, value: Any) -> Any:
+    def edit(metadata: dict[str, str]) -> None:
+        metadata["state"] = json.dumps(json.loads(metadata["state"]) | {field: value})
+
+    return lambda path: rewrite(path, edit)
 
 
 @pytest.mark.parametrize(("spoil", "reason"), [
@@ -125,7 +286,8 @@ def test_a_file_that_is_not_whole_or_not_ours_is_refused_and_nothing_changes(
     ({"model": qwen2_5_vl(seed=1)}, "another model"),
     ({"budget": 0.75}, "memory.budget_mib to 0.5"),
     (LADDER, "other settings"),
-], ids=["model", "budget", "ladder"])
+    (ARCHIVE, "other settings"),
+], ids=["model", "budget", "ladder", "archive"])
 def test_a_file_of_another_model_or_other_settings_is_refused_with_what_differs(
         tmp_path: Path, other: dict[str, Any], reason: str) -> None:
     first, second = make(), make(**other)
@@ -136,6 +298,18 @@ def test_a_file_of_another_model_or_other_settings_is_refused_with_what_differs(
     with pytest.raises(MemoryFileError, match=reason):
         second.load(tmp_path / "m")
     assert before == everything(second)
+
+
+def test_a_file_whose_archive_was_of_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
+    first = make(**ARCHIVE)
+    second = make(archive=ArchiveSettings(budget_mib=0.5, precision="int4"))
+    for memory in (first, second):
+        watch(memory, 0, 5)
+    first.save(tmp_path / "m")
+    before = archived(second)
+    with pytest.raises(MemoryFileError, match="archive.precision fp16 .now int4."):
+        second.load(tmp_path / "m")
+    assert before == archived(second)
 
 
 def test_a_save_that_fails_leaves_the_file_before_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,20 @@ class Archive:
 
     # -- state ------------------------------------------------------------------------------------------------------
 
+    @property
+    def identity(self) -> str:
+        """Name of the file in the archive's folder that no other file has; empty for one in memory."""
+        return self._writer.identity if self._writer is not None else ""
+
+    def forget(self, frame_ids: Sequence[int]) -> None:
+        """Give up these frames, on disk too; those that are not held are no error."""
+        with self._lock:
+            for slot in (self.table.slot_of(frame_id) for frame_id in frame_ids):
+                if slot is not None:
+                    self.table.release(slot)
+                    if self._writer is not None:
+                        self._writer.void(slot)
+
     def clear(self) -> None:
         """Forget everything, on disk too."""
         with self._lock:

@@ -23,6 +23,8 @@ from ros_kvstream.memory.archive_layout import HEADER_BYTES, ArchivePlan
 FILE_NAME = "frames.kvarchive"
 MAGIC = b"KVARCHIV"
 FORMAT = 1
+IDENTITY_OFFSET, IDENTITY_BYTES = 2560, 16
+"""Random bytes, written once; all zero in files made before there were any."""
 EPOCH_OFFSETS = (3072, 3584)
 """Two cells written in turn: a kill while one is written leaves the other."""
 SCAN_RECORDS = 256
@@ -66,6 +68,8 @@ class ArchiveFile:
                 self._create()
             else:
                 self.epoch = self._read_epoch()
+            self.identity = os.pread(self._descriptor, IDENTITY_BYTES, IDENTITY_OFFSET).hex()
+            """Tells this file from any other of the same layout."""
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -136,6 +140,7 @@ class ArchiveFile:
             os.unlink(self.path)
             raise
         self._write_epoch(1)
+        self._write_all(memoryview(os.urandom(IDENTITY_BYTES)), IDENTITY_OFFSET)
         os.pwrite(self._descriptor, self._header, 0)
 
     def _write_epoch(self, epoch: int) -> None:

@@ -110,6 +110,15 @@ class ArchiveWriter:
             record = self._file.read_slot(slot)[0]
         return record["thumbnail"][: int(record["frame"]["thumbnail_bytes"])].tobytes()
 
+    def void(self, slot: int) -> None:
+        """Make one frame's record void; in order with what is queued."""
+        self._tasks.put(lambda: self._file.void_slot(slot))
+
+    @property
+    def identity(self) -> str:
+        """Name of the file that no other has."""
+        return self._file.identity
+
     def clear(self) -> None:
         """Make every record written so far void; in order with what is queued."""
         self._tasks.put(self._file.clear)

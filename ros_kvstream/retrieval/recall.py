@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import cv2
@@ -18,6 +18,7 @@ from ros_kvstream.memory.archive import Archive
 from ros_kvstream.memory.archive_layout import MIB, ArchiveShape, plan_archive
 from ros_kvstream.memory.archive_records import ArchiveStatus, FrameToArchive
 from ros_kvstream.memory.archive_settings import ArchiveSettings
+from ros_kvstream.memory.archive_snapshot import empty_for
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.frame_log import FrameRecord
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
@@ -215,6 +216,18 @@ class Recall:
         self._waiting.clear()
         if self.archive is not None:
             self.archive.clear()
+
+    def finish(self) -> None:
+        """Bring everything that is on its way into the archive."""
+        self.settle()
+        if self.archive is not None:
+            self.archive.wait()
+
+    def empty(self, records: Iterable[FrameRecord]) -> None:
+        """Make ready for a memory with these frames that is loaded; see :func:`empty_for`."""
+        self._waiting.clear()
+        if self.archive is not None:
+            empty_for(self.archive, records)
 
     def close(self) -> None:
         """Write what is queued and close the archive."""
