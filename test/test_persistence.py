@@ -132,7 +132,7 @@ def test_a_file_without_archive_of_an_older_version_empties_the_one_in_memory(tm
 
 
 def in_folder(folder: Path, name: str = "archive") -> dict[str, Any]:
-    return {"archive": ArchiveSettings(budget_mib=0.5, place=str(folder / name))}
+    return {"archive": ArchiveSettings(budget_mib=1.0, place=str(folder / name), queue_frames=64)}
 
 
 def test_an_archive_in_a_folder_goes_on_after_a_restart_with_what_came_after_the_save(tmp_path: Path) -> None:

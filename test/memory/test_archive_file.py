@@ -71,12 +71,12 @@ def archive_of(tmp_path):
 
 
 def test_a_reopened_archive_holds_what_it_held(archive_of):
-    first = archive_of(thumbnail_bytes=16)
+    first = archive_of(thumbnail_bytes=16, queue_frames=32, budget_mib=0.2)
     for i in range(20):
         first.add(make_frame(i, camera="front" if i % 2 else "rear", thumbnail=b"%d" % i))
     first.complete(3, embedding=np.array([4, 3, 2, 1], np.float32), stamp_end=1.75)
     first.close()
-    again = archive_of(thumbnail_bytes=16)
+    again = archive_of(thumbnail_bytes=16, queue_frames=32, budget_mib=0.2)
     assert again.status().frames == 20 and again.status().torn == 0
     assert again.newest_frame_id == 19
     for i in range(20):
@@ -126,6 +126,7 @@ def test_every_torn_record_is_counted_and_its_room_is_used_again(archive_of, tmp
     archive = archive_of()
     for i in range(10):
         archive.add(make_frame(i))
+        archive.wait()
     slot, row = archive.table.slot_of(4), int(archive.table.rows[archive.table.slot_of(7), 0])
     archive.close()
     whole = ArchiveFile(archive.plan, "")
@@ -154,6 +155,7 @@ def test_clear_is_remembered_across_a_restart(archive_of):
     archive = archive_of()
     for i in range(10):
         archive.add(make_frame(i))
+        archive.wait()
     archive.clear()
     archive.add(make_frame(50))
     archive.close()
