@@ -24,7 +24,7 @@ class Pointer:
     layer: int
     heads: slice
     reader: str
-    """The token that looks: a question's "noun", or the "last" one before the answer."""
+    """The token that looks: a question's "noun", or the "last" ones, from which the words of the answer are read."""
     target: str
     """What it looks at: the question's "noun", the thing "named" by it, or the thing that holds the "answer"."""
 
@@ -53,21 +53,35 @@ def norm(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def pointing_loss(paid: torch.Tensor, batch: Batch, pointer: Pointer) -> torch.Tensor:
-    """Minus the log of the attention that one token of each question pays where it should; others do not count.
+    """Minus the log of the attention that a question's tokens pay where they should; others do not count.
+
+    A reader "last" is every token from which a word of the answer is read: the one that follows "the" looks as well.
 
     :param paid: [streams, heads, questions * longest, stream tokens + longest].
     """
-    streams, asked, longest = batch.questions.shape
-    rows = batch.nouns if pointer.reader == "noun" else (batch.labels != IGNORE).long().argmax(dim=-1)
+    if pointer.reader == "noun":
+        return _pointing_from(paid, batch, pointer.target, batch.nouns, batch.nouns >= 0)
+    rows = (batch.labels != IGNORE).long().argmax(dim=-1)
+    words = (batch.labels != IGNORE).sum(dim=-1) - 1
+    first = _pointing_from(paid, batch, pointer.target, rows, words > 0)
+    return first + _pointing_from(paid, batch, pointer.target, rows + 1, words > 1)
+
+
+def _pointing_from(
+    paid: torch.Tensor, batch: Batch, target_name: str, rows: torch.Tensor, reads: torch.Tensor
+) -> torch.Tensor:
+    """Pointing loss of one token of each question, its row [streams, questions], where ``reads`` says that it reads."""
+    _, asked, longest = batch.questions.shape
+    rows = rows.clamp(max=longest - 1)
     index = (rows + longest * torch.arange(asked))[:, None, :, None].expand(-1, paid.shape[1], -1, paid.shape[-1])
     paid = paid.gather(2, index)
-    if pointer.target == "noun":
+    if target_name == "noun":
         mass = paid[..., -longest:].gather(3, batch.nouns[:, None, :, None].expand(-1, paid.shape[1], -1, 1))[..., 0]
         counts = (batch.nouns > 0) & (batch.nouns < rows)
     else:
-        target = batch.named if pointer.target == "named" else batch.pointed
+        target = batch.named if target_name == "named" else batch.pointed
         mass, counts = (paid[..., :-longest] * target[:, None]).sum(dim=-1), target.any(dim=-1)
-    counts = counts[:, None].expand_as(mass)
+    counts = (counts & reads)[:, None].expand_as(mass)
     losses = -(mass + 1e-4).log() * batch.emphasis[:, None]
     return losses[counts].sum() / max(1, int(counts.sum()))
 
