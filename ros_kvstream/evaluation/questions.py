@@ -52,7 +52,7 @@ UNKNOWN_PHRASES = (
     "what colour was the {u}?", "where was the {u}?", "how many {u} were there?", "was there a {u}?",
     "what came after the {u}?", "which room was the {u} in?", "{u} {u} {u}?", "what is the {u} of {u}?", "{u}?",
     "did you {u} the {x}?", "who {u} the {u}?", "{u} the {x} {u} now?", "what {u} {u}?",
-    "{u}", "{u} {u}", "{u}!", "{u} {u} {u}.", "please {u} me", "tell me the {u}", "{u}, {u} the {x}", "the {x}",
+    "{u}", "{u} {u}", "{u}!", "{u} {u} {u}.", "please {u} me", "tell me the {u}", "{u}, {u} the {x}",
 )  # fmt: skip
 SPELLINGS = {"colour": "color"}
 """Words that are understood in both spellings."""
