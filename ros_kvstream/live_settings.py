@@ -22,7 +22,7 @@ def check_settings(settings: StreamSettings) -> None:
 
 
 def reconfigure(memory: VideoMemory, settings: StreamSettings) -> None:
-    """Give a live memory another policy, other times to make room, another gate, saliency and ranking of frames.
+    """Give a live memory another policy, other shares and times to make room, another gate, saliency and ranking.
 
     Everything else in ``settings`` is ignored; see ``VideoMemory.set_budget`` for the cap.
 
@@ -31,7 +31,8 @@ def reconfigure(memory: VideoMemory, settings: StreamSettings) -> None:
     wanted, now = settings.memory, memory.settings
     policy = make_policy(wanted.policy, wanted.policy_options)
     changed = replace(now.memory, policy=wanted.policy, policy_options=wanted.policy_options,
-                      keep_ratio=wanted.keep_ratio, high_water=wanted.high_water)  # fmt: skip
+                      keep_ratio=wanted.keep_ratio, high_water=wanted.high_water,
+                      camera_shares=wanted.camera_shares)  # fmt: skip
     ranking = replace(settings.retrieval, **{name: getattr(now.retrieval, name) for name in _RANKING_FIXED})
     if (settings.gate, settings.saliency) != (now.gate, now.saliency):
         memory.thinner = FrameThinner(settings.gate, settings.saliency)

@@ -19,6 +19,7 @@ def memory_stats(memory: VideoMemory) -> MemoryStats:
     arena, counters = memory.arena, memory._counters
     kept = arena.frames_kept()
     records = [memory.log[frame] for frame in kept if frame in memory.log]
+    held = arena.cameras_kept()
     archive = memory.recall.status() if memory.recall else ArchiveStatus("ok")
     device = memory.model.device
     return MemoryStats(
@@ -40,5 +41,6 @@ def memory_stats(memory: VideoMemory) -> MemoryStats:
         archive_budget_bytes=archive.budget_bytes,
         archive_bytes=archive.used_bytes,
         archive_frames=archive.frames,
+        camera_slots={name: held.get(number, 0) for name, number in memory.log.cameras.items()},
         device_bytes=torch.cuda.memory_reserved(device) if device.type == "cuda" else 0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -89,6 +90,8 @@ class MemoryStats:
     """Bytes that the archive uses."""
     archive_frames: int = 0
     """Frames that the archive holds."""
+    camera_slots: Mapping[str, int] = field(default_factory=dict)
+    """Slots per layer and KV head in use now, by camera."""
     device_bytes: int = 0
     """Memory that the model and the arena hold on the GPU; 0 without one."""
 

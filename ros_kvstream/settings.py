@@ -54,6 +54,9 @@ class MemorySettings:
     """Share of the frame slots that a compaction keeps (published: 32 grids cut to 24)."""
     high_water: float = 1.0
     """Share of the frame slots that may fill up before a compaction makes room."""
+    camera_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of the frame slots by camera name that other cameras cannot take, 0 for an equal part of what the others
+    leave; what a camera does not fill is lent. Cameras that are not named give way first, unless none is named."""
     block_frames: int = 1
     """Frames that are prefilled together; a question flushes a half-filled block."""
     max_question_tokens: int = 256
@@ -72,6 +75,10 @@ class MemorySettings:
             self.keep_ratio < self.high_water, "memory.keep_ratio", self.keep_ratio,
             f"below memory.high_water = {self.high_water:g}, or a compaction would free nothing",
         )
+        for name, share in self.camera_shares.items():
+            require_finite(f"{name}.share", share, 0.0, 1.0)
+        total = sum(self.camera_shares.values())
+        require(total <= 1.0 + 1e-9, "shares of all cameras together", round(total, 6), "at most 1")
         require_finite("memory.block_frames", self.block_frames, 1, 256)
         require_finite("memory.max_question_tokens", self.max_question_tokens, 8, 8192)
         require_finite("memory.max_answer_tokens", self.max_answer_tokens, 1, 4096)

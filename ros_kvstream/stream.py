@@ -22,6 +22,7 @@ from ros_kvstream.memory.ladder import make_arena
 from ros_kvstream.memory.ladder_plan import LadderPlan, plan_ladder
 from ros_kvstream.memory.positions import PositionClock
 from ros_kvstream.memory.selection import make_policy
+from ros_kvstream.memory.selection.camera_shares import CameraShares, camera_weights
 from ros_kvstream.memory_figures import memory_stats
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
@@ -251,7 +252,8 @@ class VideoMemory:
 
     def _compact(self, keep: int) -> None:
         """Let the policy choose for every layer (may fail, changes nothing), then move (cannot fail half way)."""
-        self.arena.compact(self.policy, keep)
+        weights = camera_weights(self.settings.memory.camera_shares, self.log.cameras)
+        self.arena.compact(CameraShares(self.policy, weights), keep)
         waiting = [waiting.frame_id for waiting in self._block]
         self.log.retain([*self.arena.frames_kept(), *waiting])
 

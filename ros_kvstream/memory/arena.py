@@ -204,6 +204,11 @@ class Arena:
         counts.pop(NO_FRAME, None)
         return dict(sorted(counts.items()))
 
+    def cameras_kept(self) -> dict[int, int]:
+        """Slots per layer and KV head that each camera's frames fill, by camera id."""
+        ids, numbers = torch.unique(self._layers[0].cameras[0, self.pinned : self.frames_end], return_counts=True)
+        return dict(zip(ids.tolist(), numbers.tolist(), strict=True))
+
     # -- append ---------------------------------------------------------------------------------------------------
 
     def begin(self, chunk: Chunk, *, frames: bool) -> None:

@@ -49,6 +49,11 @@ class FrameLog:
         """Id that the next frame gets; the number of frames that were ever added."""
         return self._next
 
+    @property
+    def cameras(self) -> dict[str, int]:
+        """Number of every camera that was ever seen, by name."""
+        return dict(self._cameras)
+
     def camera_id(self, camera: str) -> int:
         """Small number of a camera's name, given at first use."""
         if camera not in self._cameras and len(self._cameras) >= MAX_CAMERAS:

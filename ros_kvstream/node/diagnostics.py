@@ -171,6 +171,7 @@ def _camera(health: Health, camera: CameraHealth, thresholds: Thresholds) -> Dia
         "received": count.received, "seen": count.seen, "kept": count.kept, "gated": count.gated,
         **{f"dropped, {cause.value}": count.dropped[cause.value] for cause in DropCause},
     }
+    values["slots in memory"] = health.memory.camera_slots.get(camera.name, 0)
     part = f"camera {camera.name}"
     if camera.incompatible:
         return _status(health, part, ERROR, camera.incompatible, values)

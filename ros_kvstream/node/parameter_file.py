@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from ros_kvstream.node.parameter_table import (
     CAMERAS_DESCRIPTION,
     PARAMETERS,
+    SHARE_DESCRIPTION,
     TOPIC_DESCRIPTION,
     TRANSPORT_DESCRIPTION,
     TRANSPORTS,
+    Change,
     Value,
 )
 
@@ -31,6 +33,7 @@ def _lines() -> Iterator[str]:
     yield from _entry("cameras", '["camera"]', CAMERAS_DESCRIPTION)
     yield from _entry("camera.topic", '"image"', TOPIC_DESCRIPTION)
     yield from _entry("camera.transport", '"raw"', f"{TRANSPORT_DESCRIPTION} One of: {', '.join(TRANSPORTS)}.")
+    yield from _entry("camera.share", "0.0", f"{SHARE_DESCRIPTION} May be changed {Change.RUNNING.value}.")
     for spec in PARAMETERS:
         limits = f" From {spec.low:.10g} to {spec.high:.10g}." if spec.low is not None and spec.high is not None else ""
         yield from _entry(spec.name, _yaml(spec.default), f"{spec.description}{limits} {spec.constraints}")

@@ -264,11 +264,16 @@ BY_NAME: dict[str, ParameterSpec] = {spec.name: spec for spec in PARAMETERS}
 MAX_CAMERAS = 8
 TRANSPORTS = ("raw", "compressed")
 CAMERAS_DESCRIPTION = (
-    f"Names of the cameras, 1 to {MAX_CAMERAS}; each has the parameters <camera>.topic and <camera>.transport. "
+    f"Names of the cameras, 1 to {MAX_CAMERAS}; each has the parameters <camera>.topic, <camera>.transport and "
+    "<camera>.share. "
     "Questions and evidence name cameras by these."
 )
 TOPIC_DESCRIPTION = (
     "Topic with the camera's images: the base name, to which '/compressed' is added for that transport. Default: "
     "'image' for a single camera (remap it), '<camera>/image' for several."
+)
+SHARE_DESCRIPTION = (
+    "Share of the memory that other cameras cannot take from this one; what it does not fill is lent. 0: an equal part "
+    "of what the others leave. All together at most 1. From 0 to 1."
 )
 TRANSPORT_DESCRIPTION = "raw: sensor_msgs/Image; compressed: sensor_msgs/CompressedImage on <topic>/compressed."

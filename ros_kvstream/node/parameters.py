@@ -20,6 +20,7 @@ from ros_kvstream.node.parameter_table import (
     CAMERAS_DESCRIPTION,
     MAX_CAMERAS,
     PARAMETERS,
+    SHARE_DESCRIPTION,
     TOPIC_DESCRIPTION,
     TRANSPORT_DESCRIPTION,
     TRANSPORTS,
@@ -29,6 +30,8 @@ from ros_kvstream.node.parameter_table import (
 )
 from ros_kvstream.settings import StreamSettings
 
+CAMERA_PARTS = ("topic", "transport", "share")
+"""Parameters that each camera has."""
 _ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.")
 """Names that rclpy declares itself."""
 
@@ -66,6 +69,7 @@ class NodeParameters:
         self.depth()
         node.add_pre_set_parameters_callback(_all_as_meant)
         node.add_on_set_parameters_callback(self._check_change)
+        node.add_post_set_parameters_callback(self._declare_new_cameras)
 
     def value(self, name: str) -> Any:
         """Return a parameter's value, of the type of its default."""
@@ -79,6 +83,7 @@ class NodeParameters:
         changed = changed or {}
         values = {spec.setting: changed.get(spec.name, self.value(spec.name)) for spec in PARAMETERS if spec.setting}
         values["memory.policy_options"] = parse_options(str(values["memory.policy_options"]))
+        values["memory.camera_shares"] = self._shares(changed)
         values["retrieval.layers"] = parse_numbers("retrieval.layers", str(values["retrieval.layers"]))
         return _build(StreamSettings, "", values)
 
@@ -99,6 +104,17 @@ class NodeParameters:
             cameras.append(CameraSettings(name, topic, str(self._node.get_parameter(f"{name}.transport").value)))
         return tuple(cameras)
 
+    def _shares(self, changed: Mapping[str, Value]) -> dict[str, float]:
+        """Share of every camera as configured, by name."""
+        shares = {}
+        for name in changed.get("cameras", self._node.get_parameter("cameras").value):  # type: ignore[union-attr]
+            known = self._node.has_parameter(f"{name}.share")
+            value: Any = changed.get(f"{name}.share", self._node.get_parameter(f"{name}.share").value if known else 0.0)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise SettingsError(f"{name}.share = {value!r}: must be of type number.")
+            shares[str(name)] = float(value)
+        return shares
+
     def _refuse_misspelt(self) -> None:
         """Refuse a name given at start that is none of ours but looks like one."""
         given = getattr(self._node, "_parameter_overrides", {})
@@ -106,7 +122,7 @@ class NodeParameters:
             if self._node.has_parameter(name) or name.startswith(_ROS_OWN):
                 continue
             known = [*BY_NAME, "cameras", *(f"{camera.name}.{part}" for camera in self.cameras()
-                                            for part in ("topic", "transport"))]
+                                            for part in CAMERA_PARTS)]
             similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             if similar:
                 raise SettingsError(f"parameter {name!r} does not exist; did you mean {similar[0]!r}?")
@@ -130,8 +146,14 @@ class NodeParameters:
         """Give a live memory what has changed of its settings."""
         if "memory.budget_mib" in changed:
             self._new_budget(settings.memory.budget_mib)
-        if any(BY_NAME[name].setting for name in changed if name in BY_NAME and name != "memory.budget_mib"):
+        own = any(BY_NAME[name].setting for name in changed if name in BY_NAME and name != "memory.budget_mib")
+        if own or any(name.endswith(".share") for name in changed):
             self._new_settings(settings)
+
+    def _declare_new_cameras(self, parameters: Sequence[Parameter]) -> None:
+        """Let the parameters of a camera that was just added be set before the node is configured."""
+        if any(parameter.name == "cameras" for parameter in parameters):
+            self.cameras()
 
     def _check_one(self, name: str, value: Any) -> None:
         spec = BY_NAME.get(name)
@@ -143,7 +165,7 @@ class NodeParameters:
             raise SettingsError(f"{name} may be changed {spec.change.value}.")
 
     def _check_camera_change(self, name: str, value: Any) -> None:
-        """Check `cameras`, `<camera>.topic` and `<camera>.transport`; other parameters are not ours."""
+        """Check `cameras` and the cameras' own parameters (shares: with the settings); others are not ours."""
         if name == "cameras":
             check_cameras(value)
         elif name.endswith(".transport") and value not in TRANSPORTS:
@@ -266,6 +288,9 @@ def _declare_camera(node: Node, name: str, *, alone: bool) -> None:
     when = f"May be changed {Change.CONFIGURE.value}."
     node.declare_parameter(f"{name}.topic", "image" if alone else f"{name}/image",
                            ParameterDescriptor(description=TOPIC_DESCRIPTION, additional_constraints=when))
+    node.declare_parameter(f"{name}.share", 0.0, ParameterDescriptor(
+        description=SHARE_DESCRIPTION, additional_constraints=f"May be changed {Change.RUNNING.value}.",
+        dynamic_typing=True))
     transport = node.declare_parameter(
         f"{name}.transport", "raw",
         ParameterDescriptor(description=TRANSPORT_DESCRIPTION,
