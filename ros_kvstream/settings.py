@@ -13,6 +13,12 @@ from ros_kvstream.validation import require_finite as require_finite
 POLICIES = ("infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent", "full")
 """Names of the selection policies (parameter ``memory.policy``)."""
 
+ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
+"""Choices of the parameter ``attention``."""
+
+QUANTIZATIONS = ("none", "bitsandbytes-int8", "bitsandbytes-nf4", "torchao-int8", "torchao-int4")
+"""Choices of the parameter ``quantization``."""
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -26,6 +32,14 @@ class ModelSettings:
     """auto | float32 | bfloat16 | float16; auto takes the checkpoint's own on a GPU, float32 on a CPU."""
     max_frame_pixels: int = 0
     """Larger frames are scaled down to this many pixels before the vision tower; 0 keeps the model's own limit."""
+    attention: str = "auto"
+    """Attention of the vision tower: auto (the best that is there) | sdpa | eager | flash_attention_2."""
+    quantization: str = "none"
+    """Weights of the language model in fewer bits, one of QUANTIZATIONS; needs an optional package."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with a checkpoint (its tokenizer) may run."""
+    check_memory: bool = True
+    """Whether a model whose weights do not fit the free memory is refused before it is loaded."""
 
     def __post_init__(self) -> None:
         require(bool(self.path.strip()), "model", self.path, "'tiny', a local folder or a hub id")
@@ -38,6 +52,11 @@ class ModelSettings:
             "dtype", self.dtype, "auto, float32, bfloat16 or float16",
         )
         require_finite("model.max_frame_pixels", self.max_frame_pixels, 0, 1 << 26)
+        require(self.attention in ATTENTIONS, "attention", self.attention, "one of " + ", ".join(ATTENTIONS))
+        require(
+            self.quantization in QUANTIZATIONS,
+            "quantization", self.quantization, "one of " + ", ".join(QUANTIZATIONS),
+        )
 
 
 @dataclass(frozen=True)

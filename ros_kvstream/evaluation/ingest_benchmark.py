@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure; returns the report of ``--json`` (ratios: plain time / our time)."""
     from ros_kvstream.evaluation.ingest_timing import IngestShape, make_network, time_language, time_vision
-    from ros_kvstream.models.loading import resolve_device
+    from ros_kvstream.models.devices import resolve_device
 
     device = str(resolve_device(options.device))
     shape = IngestShape(options.layers, options.blocks, repeats=options.repeats, device=device)

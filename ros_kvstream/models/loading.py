@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,94 +12,55 @@ from safetensors import SafetensorError
 
 from ros_kvstream.errors import ModelError
 from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.models.checkpoint import Checkpoint
+from ros_kvstream.models.devices import resolve_device, resolve_dtype
+from ros_kvstream.models.families import family_of
+from ros_kvstream.models.hub import Report, download
+from ros_kvstream.models.quantization import require_packages, stored_bits
 from ros_kvstream.settings import ModelSettings
 
 TINY_FOLDER = Path(__file__).parent / "tiny"
 """The small trained model of the Qwen2.5-VL architecture that this package ships."""
 
-WEIGHTS_PATTERNS = ("*.safetensors",)
+log = logging.getLogger(__name__)
 
 
-def _qwen2_5_vl(name: str, source: str, options: dict[str, Any]) -> VideoLanguageModel:
-    from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+def find_folder(path: str, *, code: bool = False) -> tuple[Path, bool]:
+    """The folder of a model's config, and whether the model is on a hub. A local folder is read without a network.
 
-    from ros_kvstream.models.qwen2_5_vl import Qwen25VL
-
-    network, trained = _network(Qwen2_5_VLForConditionalGeneration, source, options)
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=options["local"])
-    processor = _image_processor(source, options["local"])
-    if options["max_frame_pixels"]:
-        edge = max(options["max_frame_pixels"], (processor.patch_size * processor.merge_size) ** 2)
-        processor.size = {"shortest_edge": min(processor.size["shortest_edge"], edge), "longest_edge": edge}
-    return Qwen25VL(name, network, tokenizer, processor, trained=trained)
-
-
-FAMILIES: dict[str, Callable[[str, str, dict[str, Any]], VideoLanguageModel]] = {"qwen2_5_vl": _qwen2_5_vl}
-"""Supported families by the ``model_type`` of their config.json."""
-
-
-def _image_processor(source: str, local: bool) -> Any:
-    """The picture part of the processor alone: the video part of the Qwen families needs torchvision."""
-    try:
-        from transformers import Qwen2VLImageProcessorPil as Processor
-    except ImportError:
-        from transformers import Qwen2VLImageProcessor as Processor
-    return Processor.from_pretrained(source, local_files_only=local)
-
-
-def _network(architecture: Any, source: str, options: dict[str, Any]) -> tuple[Any, bool]:
-    """Load weights, or make random ones from the config where a local folder has none; none on the meta device."""
-    dtype, device, local = options["dtype"], options["device"], options["local"]
-    has_weights = not local or any(any(Path(source).glob(pattern)) for pattern in WEIGHTS_PATTERNS)
-    if has_weights and device.type != "meta":
-        network = architecture.from_pretrained(source, dtype=dtype, local_files_only=local, use_safetensors=True)
-        return network.to(device).eval(), True
-    torch.manual_seed(options["seed"])
-    config = architecture.config_class.from_pretrained(source, local_files_only=local)
-    if dtype == "auto":
-        dtype = (has_weights and getattr(config, "dtype", None)) or torch.float32
-    with torch.device("meta" if device.type == "meta" else "cpu"):  # equal seeds: equal weights on every device
-        network = architecture(config)
-    return network.to(device, dtype).eval(), has_weights
-
-
-def resolve_device(device: str) -> torch.device:
-    """auto | cpu | cuda | cuda:N to a device; raises ModelError where it is not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"device = {device!r}: this machine has no CUDA device. Use device = auto or cpu.")
-    return torch.device(device)
-
-
-def read_config(path: str) -> tuple[str, dict[str, Any], bool]:
-    """Source to load from, the checkpoint's config, and whether it is a local folder.
-
-    :raises ModelError: when there is no such folder, no config.json in it, or the hub cannot be reached.
+    :raises ModelError: when there is no such folder, or the hub cannot be reached or does not know the model.
     """
     folder = TINY_FOLDER if path == "tiny" else Path(path).expanduser()
-    looks_local = path == "tiny" or path.startswith((".", "/", "~")) or folder.is_dir()
-    if looks_local:
+    if path == "tiny" or path.startswith((".", "/", "~")) or folder.is_dir():
         if not folder.is_dir():
             raise ModelError(f"model = {path!r}: no such folder. Give 'tiny', an existing folder or a hub id.")
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"model = {path!r}: the folder has no config.json, so it is not a transformers model.")
-        return str(folder), json.loads((folder / "config.json").read_text()), True
-    from transformers import PretrainedConfig
+        return folder, False
+    return download(path, weights=False, code=code), True
 
+
+def read_config(path: str, folder: Path) -> dict[str, Any]:
+    """The config.json in a folder; raises ModelError where it is missing or broken."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelError(f"model = {path!r}: the folder has no config.json, so it is not a transformers model.")
     try:
-        config, _ = PretrainedConfig.get_config_dict(path)
-    except OSError as error:
-        raise ModelError(
-            f"model = {path!r}: neither a folder here nor a model that the hub gave ({error}). "
-            "Check the name and the network, or download it and give the folder."
-        ) from error
-    return path, config, False
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"model = {path!r}: its config.json cannot be read: {error}") from error
 
 
-def load_model(settings: ModelSettings, seed: int = 0) -> VideoLanguageModel:
-    """Load a model of any supported family; raises ModelError that names what is supported."""
-    return _open_model(settings, seed, weights=True)
+def load_model(
+    settings: ModelSettings, seed: int = 0, *, beside: int = 0, report: Report = log.info
+) -> VideoLanguageModel:
+    """Load a model of any supported family.
+
+    :param beside: bytes that must stay free on the device beside the weights (the memory's own budget).
+    :param report: gets a line of progress for each file of weights that is fetched from a hub.
+    :raises ModelError: names what is supported, what is missing, or how much memory is; before anything is loaded.
+    """
+    checkpoint = open_checkpoint(settings, seed)
+    checkpoint.beside, checkpoint.report = beside, report
+    return _opened(checkpoint)
 
 
 def describe_model(settings: ModelSettings) -> VideoLanguageModel:
@@ -107,33 +68,44 @@ def describe_model(settings: ModelSettings) -> VideoLanguageModel:
 
     Reads the config, the tokenizer and the image processor alone; raises as :func:`load_model` does.
     """
-    return _open_model(settings, 0, weights=False)
+    checkpoint = open_checkpoint(settings)
+    checkpoint.device = torch.device("meta")
+    return _opened(checkpoint)
 
 
-def _open_model(settings: ModelSettings, seed: int, *, weights: bool) -> VideoLanguageModel:
-    source, config, local = read_config(settings.path)
-    family = config.get("model_type", "")
-    if family not in FAMILIES:
-        raise ModelError(
-            f"model = {settings.path!r} is of family {family!r}, which is not supported. "
-            f"Supported: {', '.join(sorted(FAMILIES))}."
-        )
+def open_checkpoint(settings: ModelSettings, seed: int = 0) -> Checkpoint:
+    """What is known before anything is loaded; raises ModelError for what cannot work."""
+    folder, on_hub = find_folder(settings.path, code=settings.trust_remote_code)
+    config = read_config(settings.path, folder)
+    family = family_of(settings.path, config)
     device = resolve_device(settings.device)
-    dtype: Any = settings.dtype
-    if dtype == "auto":
-        dtype = torch.float32 if device.type == "cpu" else "auto"
-    else:
-        dtype = getattr(torch, dtype)
-    options = {
-        "local": local,
-        "device": device if weights else torch.device("meta"),
-        "dtype": dtype,
-        "seed": seed,
-        "max_frame_pixels": settings.max_frame_pixels,
-    }
+    if settings.quantization != "none":
+        require_packages(settings.quantization)
+        if bits := stored_bits(config):
+            raise ModelError(
+                f"quantization = {settings.quantization!r}: the checkpoint {settings.path!r} already has its weights "
+                f"in {bits} bits. Set quantization = none."
+            )
+    return Checkpoint(
+        name=settings.path,
+        folder=folder,
+        on_hub=on_hub,
+        config=config,
+        family=family,
+        device=device,
+        dtype=resolve_dtype(settings.dtype, device, config),
+        attention=settings.attention,
+        quantization=settings.quantization,
+        max_frame_pixels=settings.max_frame_pixels,
+        trust_remote_code=settings.trust_remote_code,
+        check_memory=settings.check_memory,
+        seed=seed,
+    )
+
+
+def _opened(checkpoint: Checkpoint) -> VideoLanguageModel:
     try:
-        return FAMILIES[family](settings.path, source, options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"model = {settings.path!r} could not be loaded: {error}") from error
+        model: VideoLanguageModel = checkpoint.family.open().open_model(checkpoint)
+    except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError, SafetensorError) as error:
+        raise ModelError(f"model = {checkpoint.name!r} could not be loaded: {error}") from error
+    return model

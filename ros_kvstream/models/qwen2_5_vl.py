@@ -16,6 +16,7 @@ from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.arena_cache import arena_cache, cache_argument
 from ros_kvstream.models.attention import use_arena_attention
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
+from ros_kvstream.models.checkpoint import Checkpoint
 from ros_kvstream.models.qwen2_5_vl_vision import BatchedVisionTower
 
 QUESTION_MARKER = "kvstreamquestion"
@@ -65,7 +66,7 @@ class Qwen25VL(VideoLanguageModel):
             layers=text.num_hidden_layers,
             kv_heads=text.num_key_value_heads,
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-            dtype=next(model.parameters()).dtype,
+            dtype=model.dtype,
         )
         self.tokens_per_second = float(config.vision_config.tokens_per_second)
         self.position_limit = text.max_position_embeddings
@@ -186,3 +187,13 @@ class Qwen25VL(VideoLanguageModel):
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def open_model(checkpoint: Checkpoint) -> Qwen25VL:
+    """Load a checkpoint of this family."""
+    network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
+    processor = checkpoint.image_processor("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
+    if checkpoint.max_frame_pixels:
+        edge = max(checkpoint.max_frame_pixels, (processor.patch_size * processor.merge_size) ** 2)
+        processor.size = {"shortest_edge": min(processor.size["shortest_edge"], edge), "longest_edge": edge}
+    return Qwen25VL(checkpoint.name, network, tokenizer, processor, trained=checkpoint.trained)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ros_kvstream.settings import POLICIES
+from ros_kvstream.settings import ATTENTIONS, POLICIES, QUANTIZATIONS
 
 Value = bool | int | float | str
 
@@ -56,6 +56,15 @@ MODEL = (
              choices=("auto", "float32", "bfloat16", "float16"), setting="model.dtype"),
     _setting("max_frame_pixels", 0, "Larger frames are scaled down to this many pixels, which costs detail and saves "
              "time and memory; 0 keeps the model's own limit.", 0, 1 << 26, setting="model.max_frame_pixels"),
+    _setting("attention", "auto", "Attention of the vision tower: auto takes the best that is there. The language "
+             "model always attends over the memory's own planes.", choices=ATTENTIONS, setting="model.attention"),
+    _setting("quantization", "none", "Weights of the language model in 8 or 4 bits, which takes less memory and is "
+             "less exact; needs the package it is named after, and is refused at configure without it.",
+             choices=QUANTIZATIONS, setting="model.quantization"),
+    _setting("trust_remote_code", False, "Lets Python code that comes with a checkpoint run, with all rights of the "
+             "node. Only for checkpoints whose code was read.", setting="model.trust_remote_code"),
+    _setting("check_memory", True, "Refuse a model whose weights and memory.budget_mib do not fit the free memory, "
+             "before it is loaded; false tries it all the same.", setting="model.check_memory"),
     _setting("seed", 0, "Seed of everything random (untrained weights); equal seeds give equal answers.", 0,
              2**31 - 1),
 )

@@ -59,14 +59,16 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) 
         done.set_result(session)
 
     restore = _restore_from(parameters, logger)
-    worker.start(lambda: _make_memory(settings, restore)).add_done_callback(complete)
+    worker.start(lambda: _make_memory(settings, restore, logger.info)).add_done_callback(complete)
     return done
 
 
-def _make_memory(settings: StreamSettings, restore: Path | None) -> Memory:
-    from ros_kvstream.stream import VideoMemory  # imports torch: seconds, and only in the worker's thread
+def _make_memory(settings: StreamSettings, restore: Path | None, report: Callable[[str], None]) -> Memory:
+    from ros_kvstream.models.loading import load_model  # imports torch: seconds, and only in the worker's thread
+    from ros_kvstream.stream import VideoMemory
 
-    memory = VideoMemory(settings)
+    beside = int(settings.memory.budget_mib * (1 << 20))
+    memory = VideoMemory(settings, load_model(settings.model, settings.seed, beside=beside, report=report))
     if restore is not None:
         memory.load(restore)
     return memory

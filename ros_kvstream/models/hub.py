@@ -1,0 +1,122 @@
+"""From a hub id to a folder on this machine: what is needed and no more, with progress, weights in safetensors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ros_kvstream.errors import ModelError
+
+Report = Callable[[str], None]
+"""Takes one line of progress."""
+
+DESCRIPTION_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+"""Weights whose reading can run code, or that are not torch's."""
+
+
+def wanted_files(sizes: Mapping[str, int], *, weights: bool, code: bool = False) -> list[str]:
+    """The files of a repository that loading reads, smallest first: no other formats, no subfolders.
+
+    :param sizes: bytes by file name; :param weights: also the weights; :param code: also Python modules.
+    """
+    suffixes = (*DESCRIPTION_SUFFIXES, ".py") if code else DESCRIPTION_SUFFIXES
+    chosen = [name for name in sizes if "/" not in name and name.endswith(suffixes)]
+    if weights:
+        chosen += [name for name in sizes if is_weights(name)]
+    return sorted(chosen, key=lambda name: (sizes[name], name))
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file holds the model's weights in the form that transformers reads (consolidated.* are doubles)."""
+    path = PurePosixPath(name)
+    return len(path.parts) == 1 and path.suffix == ".safetensors" and path.name.startswith("model")
+
+
+def require_safetensors(name: str, files: list[str]) -> None:
+    """Raise ModelError where there are weights, but none in safetensors."""
+    unsafe = [file for file in files if file.endswith(UNSAFE_SUFFIXES)]
+    if unsafe and not any(is_weights(file) for file in files):
+        raise ModelError(
+            f"model = {name!r}: its weights are in {unsafe[0]}, a form whose reading can run code; only safetensors "
+            "are loaded. Take an upload with *.safetensors, or convert it with transformers' save_pretrained."
+        )
+
+
+class HubUnreachable(Exception):
+    """The hub gave no answer."""
+
+
+def repository_files(name: str) -> dict[str, int]:
+    """Bytes by file name of a repository on the hub; raises HubUnreachable or, where the hub says no, ModelError."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        siblings = HfApi().model_info(name, files_metadata=True).siblings or []
+    except GatedRepoError as error:
+        raise ModelError(
+            f"model = {name!r}: its makers ask for consent. Give it on the model's page, then set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"model = {name!r}: the hub has no such model. Check the name, or set HF_TOKEN.") from error
+    except HfHubHTTPError as error:
+        raise ModelError(f"model = {name!r}: the hub answered {error}") from error
+    except ValueError as error:  # no possible name of a repository
+        raise ModelError(
+            f"model = {name!r}: neither a folder here nor a hub id ({error}). Give 'tiny', a folder or a hub id."
+        ) from error
+    except Exception as error:  # noqa: BLE001 - each version of the library has other names for "no network"
+        raise HubUnreachable(str(error)) from error
+    return {sibling.rfilename: int(sibling.size or 0) for sibling in siblings}
+
+
+def download(name: str, *, weights: bool, code: bool = False, report: Report = print) -> Path:
+    """The folder of a hub model on this machine; what is there already is not fetched again.
+
+    Without a network, what earlier runs fetched is used.
+
+    :param report: gets a line before each file of weights; terminals also show the hub library's own bars.
+    :raises ModelError: when there is no such model, no weights in safetensors, or no network and nothing here.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        sizes = repository_files(name)
+    except HubUnreachable as error:
+        return _downloaded_before(name, str(error), weights=weights)
+    require_safetensors(name, list(sizes))
+    files = wanted_files(sizes, weights=weights, code=code)
+    if "config.json" not in files:
+        raise ModelError(f"model = {name!r}: it has no config.json, so it is not a transformers model.")
+    total, done, folder = sum(sizes[file] for file in files), 0, None
+    for number, file in enumerate(files, 1):
+        if is_weights(file):
+            share = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB are here"
+            report(f"{name}: {file}, {sizes[file] / 1e9:.1f} GB, file {number} of {len(files)}; {share}")
+        try:
+            path = hf_hub_download(name, file)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"model = {name!r}: {file} could not be fetched: {error}. What is here stays: start again."
+            ) from error
+        done += sizes[file]
+        folder = Path(path).parent
+    assert folder is not None  # config.json is among the files
+    return folder
+
+
+def _downloaded_before(name: str, reason: str, *, weights: bool) -> Path:
+    from huggingface_hub import try_to_load_from_cache
+
+    found: Any = try_to_load_from_cache(name, "config.json")
+    if isinstance(found, str):
+        folder = Path(found).parent
+        if not weights or any(is_weights(path.name) for path in folder.iterdir()):
+            return folder
+    missing = "its weights are" if isinstance(found, str) else "it is"
+    raise ModelError(
+        f"model = {name!r}: no folder here, {missing} not in the cache, and the hub gave no answer ({reason}). "
+        "Check the name and the network, or download it elsewhere and give the folder."
+    )

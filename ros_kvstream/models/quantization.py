@@ -1,0 +1,88 @@
+"""Weights in 8 or 4 bits through bitsandbytes or torchao, both optional; the vision tower and the head stay exact."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ros_kvstream.errors import ModelError
+
+KEPT_EXACT = (
+    "visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "lm_head",
+    "model.visual", "model.vision_tower", "model.vision_model", "model.multi_modal_projector", "model.connector",
+)  # fmt: skip
+"""Modules that are not quantised: small beside the language model, and what is lost there is lost for good."""
+
+GROUP = 64
+"""Weights that share a scale in 4 bits."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """One way to hold weights in few bits."""
+
+    package: str
+    extra: str
+    """The optional extra of this package that installs it."""
+    bits: int
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one weight, its share of the scales counted."""
+        return self.bits / 8 + (4 / GROUP if self.bits == 4 else 0.0)
+
+
+QUANTIZATIONS: dict[str, Quantization] = {
+    "bitsandbytes-int8": Quantization("bitsandbytes", "bitsandbytes", 8),
+    "bitsandbytes-nf4": Quantization("bitsandbytes", "bitsandbytes", 4),
+    "torchao-int8": Quantization("torchao", "torchao", 8),
+    "torchao-int4": Quantization("torchao", "torchao", 4),
+}
+
+
+def require_packages(name: str) -> None:
+    """Raise ModelError with the pip line where what a quantisation needs is not installed."""
+    chosen = QUANTIZATIONS[name]
+    needed = (chosen.package, "accelerate") if chosen.package == "bitsandbytes" else (chosen.package,)
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ModelError(
+            f"quantization = {name!r} needs what is not installed: {', '.join(missing)}. "
+            f"pip install 'ros_kvstream[{chosen.extra}]' or pip install {' '.join(missing)}, "
+            "or use quantization = none."
+        )
+
+
+def quantization_config(name: str, dtype: torch.dtype) -> Any:
+    """What transformers' from_pretrained takes as ``quantization_config``."""
+    import transformers
+
+    skipped = list(KEPT_EXACT)
+    if name == "bitsandbytes-int8":
+        return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped)
+    if name == "bitsandbytes-nf4":
+        return transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=dtype,
+            llm_int8_skip_modules=skipped,
+        )
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
+
+    kind = Int8WeightOnlyConfig() if name == "torchao-int8" else Int4WeightOnlyConfig(group_size=GROUP)
+    return transformers.TorchAoConfig(kind, modules_to_not_convert=skipped)
+
+
+def stored_bits(config: dict[str, Any]) -> int:
+    """Bits of a checkpoint that was quantised before it was published (AWQ, GPTQ, FP8 ...); 0 where it was not."""
+    found = config.get("quantization_config") or {}
+    if not found:
+        return 0
+    if found.get("load_in_4bit") or found.get("_load_in_4bit"):
+        return 4
+    if found.get("load_in_8bit") or found.get("_load_in_8bit") or "fp8" in str(found.get("quant_method", "")):
+        return 8
+    return int(found.get("bits") or found.get("w_bit") or 16)
