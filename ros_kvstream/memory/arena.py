@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import BudgetPlan
-from ros_kvstream.memory.compaction import fill_holes
+from ros_kvstream.memory.compaction import fill_holes, kept_mask
 from ros_kvstream.memory.rotary import Rotary
+from ros_kvstream.memory.rows import PlaneRows, count_true
 from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 
 NO_FRAME = -1
@@ -49,6 +51,11 @@ class _Layer:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.keys, self.values, self.norms, self.key_norms, self.positions, self.frames, self.cameras)
+
+    @cached_property
+    def rows(self) -> list[PlaneRows]:
+        """The tensors as lists of rows; views, to be forgotten when a tensor is replaced."""
+        return [PlaneRows.of(tensor) for tensor in self.tensors]
 
     @classmethod
     def allocate(cls, plan: BudgetPlan, device: torch.device) -> _Layer:
@@ -191,6 +198,7 @@ class Arena:
             rotary=self.rotary,
             key_norms=layer.key_norms[:, frames],
             table=self._common_table,
+            scratch=self._scratch,
         )
 
     def frames_kept(self) -> dict[int, float]:
@@ -307,10 +315,11 @@ class Arena:
         """
         if self.used != self.frames_end:
             raise CapacityError("a question is still behind the frames: roll it back before a compaction")
-        keep = int(kept[0][0].sum()) if kept[0].dtype == torch.bool else kept[0].shape[1]
-        for layer, indices in zip(self._layers, kept, strict=True):
-            region = [tensor[:, self.pinned : self.frames_end] for tensor in layer.tensors]
-            fill_holes(region, indices)
+        masks = [mask if mask.dtype == torch.bool else kept_mask(mask, self.frame_slots_used) for mask in kept]
+        keep = count_true(masks[0][0])
+        # The last layers were scored last: their keys may still be in the processor's cache.
+        for layer, mask in reversed(list(zip(self._layers, masks, strict=True))):
+            fill_holes(layer.rows, mask, self.pinned)
         self._common_table = None
         self.used = self.frames_end = self.pinned + keep
         self.compactions += 1
@@ -357,6 +366,7 @@ class Arena:
             raise CapacityError(f"{self.frame_slots_used} frame slots in use do not fit into {plan.frame_slots}")
         self._scratch = torch.empty(0)
         for layer in self._layers:
+            layer.__dict__.pop("rows", None)
             for name in ("keys", "values", "norms", "key_norms", "positions", "frames", "cameras"):
                 old: Tensor = getattr(layer, name)
                 new = old.new_zeros((old.shape[0], plan.slots, *old.shape[2:]))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.rows import flat_rows, move_rows, rows_where
+from ros_kvstream.memory.rows import PlaneRows, count_true, rows_where
 
 
 def kept_mask(kept: Tensor, slots: int) -> Tensor:
@@ -20,32 +20,22 @@ def kept_mask(kept: Tensor, slots: int) -> Tensor:
     return mask.scatter_(1, kept, True)
 
 
-def fill_holes(planes: Sequence[Tensor], kept: Tensor) -> None:
-    """Move every kept row into the first ``keep`` rows, in place; rows from ``keep`` on are free afterwards.
+def fill_holes(planes: Sequence[PlaneRows], kept: Tensor, first: int = 0) -> None:
+    """Move every kept row into the first ``keep`` rows from ``first`` on, in place; those behind are free afterwards.
 
-    :param planes: tensors [kv_heads, slots, ...] of one layer (keys, values, slot table); each may be a view of the
-        first two axes of a larger one.
-    :param kept: int64 [kv_heads, keep] of distinct slots per head, or bool [kv_heads, slots] with as many per head.
+    :param planes: of one layer: keys, values, slot table. Rows before ``first`` and behind the mask are left alone.
+    :param kept: bool [kv_heads, slots], slot ``s`` being row ``first + s``, with as many True in every head.
         The extra memory is that of the rows that move, of one plane at a time.
     """
-    if not planes:
-        return
-    heads, slots = planes[0].shape[:2]
+    keep = count_true(kept[0])
+    is_hole = kept[:, :keep].logical_not()
+    moves: dict[int, tuple[Tensor, Tensor]] = {}
     for plane in planes:
-        if plane.shape[:2] != (heads, slots):
-            raise ValueError(f"a plane has shape {tuple(plane.shape)}; its first axes must be {(heads, slots)}")
-    mask = kept if kept.dtype == torch.bool else kept_mask(kept, slots)
-    keep = int(mask[0].sum()) if kept.dtype == torch.bool else kept.shape[1]
-    per_head, sources, holes = -1, mask, mask
-    is_hole = mask[:, :keep].logical_not()
-    for plane in planes:
-        rows, stride = flat_rows(plane)
-        if rows.data_ptr() != plane.data_ptr():
-            raise ValueError(f"a plane with strides {plane.stride()} cannot be compacted in place")
-        if stride != per_head:
-            per_head = stride
-            sources, holes = rows_where(mask[:, keep:], stride, keep), rows_where(is_hole, stride)
-            if sources.numel() != holes.numel():
-                raise ValueError("every KV head must keep the same number of distinct slots")
+        stride = plane.per_head
+        if stride not in moves:
+            moves[stride] = rows_where(kept[:, keep:], stride, first + keep), rows_where(is_hole, stride, first)
+        sources, holes = moves[stride]
+        if sources.numel() != holes.numel():
+            raise ValueError("every KV head must keep the same number of distinct slots")
         if sources.numel():
-            move_rows(rows, sources, holes)
+            plane.move(sources, holes)

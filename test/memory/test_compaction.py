@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ros_kvstream.memory.compaction import fill_holes, kept_mask
+from ros_kvstream.memory.rows import PlaneRows
 
 
 @settings(max_examples=60, deadline=None)
@@ -19,19 +20,22 @@ from ros_kvstream.memory.compaction import fill_holes, kept_mask
     st.data(),
 )
 def test_every_kept_row_ends_in_front_and_rows_outside_the_view_stay(
-    heads: int, slots: int, before: int, behind: int, dtype: torch.dtype, as_mask: bool, data: st.DataObject
+    heads: int, slots: int, before: int, behind: int, dtype: torch.dtype, whole: bool, data: st.DataObject
 ) -> None:
     keep = data.draw(st.integers(0, slots))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
     kept = torch.stack([torch.randperm(slots, generator=generator)[:keep].sort().values for _ in range(heads)])
-    whole = [
+    planes = [
         torch.randint(0, 100, (heads, before + slots + behind, *rest), generator=generator).to(dtype)
         for rest in ((8,), (3,), ())
     ]
-    old = [plane.clone() for plane in whole]
+    old = [plane.clone() for plane in planes]
     region = slice(before, before + slots)
-    fill_holes([plane[:, region] for plane in whole], kept_mask(kept, slots) if as_mask else kept)
-    for new, plane in zip(whole, old, strict=True):
+    if whole:
+        fill_holes([PlaneRows.of(plane) for plane in planes], kept_mask(kept, slots), before)
+    else:
+        fill_holes([PlaneRows.of(plane[:, region]) for plane in planes], kept_mask(kept, slots))
+    for new, plane in zip(planes, old, strict=True):
         assert torch.equal(new[:, :before], plane[:, :before])
         assert torch.equal(new[:, before + slots :], plane[:, before + slots :])
         for head in range(heads):
@@ -45,17 +49,17 @@ def test_every_kept_row_ends_in_front_and_rows_outside_the_view_stay(
 def test_rows_of_different_planes_move_together() -> None:
     ids = torch.arange(24).view(2, 12)
     planes = [ids.clone(), ids[..., None].repeat(1, 1, 4).float(), ids.clone().short()]
-    fill_holes(planes, torch.tensor([[0, 3, 7, 9, 10], [1, 2, 3, 4, 11]]))
+    kept_slots = kept_mask(torch.tensor([[0, 3, 7, 9, 10], [1, 2, 3, 4, 11]]), 12)
+    fill_holes([PlaneRows.of(plane) for plane in planes], kept_slots)
     kept = planes[0][:, :5]
     assert [sorted(row.tolist()) for row in kept] == [[0, 3, 7, 9, 10], [13, 14, 15, 16, 23]]
     assert torch.equal(planes[1][:, :5, 2].long(), kept)
     assert torch.equal(planes[2][:, :5].long(), kept)
 
 
-def test_planes_that_do_not_belong_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="first axes"):
-        fill_holes([torch.zeros(2, 6), torch.zeros(2, 5)], torch.tensor([[0, 5], [1, 2]]))
+def test_what_cannot_be_compacted_is_refused() -> None:
+    ragged = torch.tensor([[True, False, True], [False, False, True]])
     with pytest.raises(ValueError, match="same number"):
-        fill_holes([torch.zeros(2, 3)], torch.tensor([[True, False, True], [False, False, True]]))
+        fill_holes([PlaneRows.of(torch.zeros(2, 3))], ragged)
     with pytest.raises(ValueError, match="in place"):
-        fill_holes([torch.zeros(6, 2).T], torch.tensor([[5, 4], [1, 2]]))
+        PlaneRows.of(torch.zeros(6, 2).T)

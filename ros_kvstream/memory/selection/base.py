@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,15 @@ class LayerSlots:
     """L2 norms of the keys taken in float32 when they were appended, [kv_heads, slots]; rotation leaves them alone."""
     table: object | None = None
     """Layers whose views carry the same object hold the same slot table (until the first compaction all do)."""
+    scratch: Tensor | None = None
+    """float32 room for a policy to write into; ``unrotated_keys`` does too."""
+
+    def room(self, *shape: int) -> Tensor:
+        """float32 room of this shape with anything in it: the scratch where it is large enough, else a new tensor."""
+        size = math.prod(shape)
+        if self.scratch is not None and size <= self.scratch.numel():
+            return self.scratch.view(-1)[:size].view(shape)
+        return torch.empty(shape, dtype=torch.float32, device=self.keys.device)
 
     @cached_property
     def unrotated_keys(self) -> Tensor:

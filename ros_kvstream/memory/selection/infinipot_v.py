@@ -86,7 +86,19 @@ class InfiniPotV(SelectionPolicy):
         recent = recent_slots(view, keep, settings.recent_share)
         # Recent slots count as TaR's own; more of them than its share leave the rest to the norms, never a crash.
         by_redundancy = min(keep, max(int(settings.alpha * keep), recent.most))
-        chosen = top_mask(novelty(view, recent.mask, settings.compare_with), by_redundancy, view)
-        if by_redundancy == keep:
-            return chosen
-        return top_mask(settings.scores(view).masked_fill(chosen, torch.inf), keep, view)
+        scores = novelty(view, recent.mask, settings.compare_with)
+        norms = settings.scores(view) if by_redundancy < keep else None
+        if recent.older is None or by_redundancy == recent.most:
+            return self._choose(view, scores, norms, by_redundancy, keep)
+        # The recent slots stay anyway: only the older ones are ranked.
+        older = slice(0, recent.older)
+        mask = recent.mask.clone()
+        rest = None if norms is None else norms[:, older]
+        mask[:, older] = self._choose(view, scores[:, older], rest, by_redundancy - recent.most, keep - recent.most)
+        return mask
+
+    @staticmethod
+    def _choose(view: LayerSlots, scores: Tensor, norms: Tensor | None, by_score: int, keep: int) -> Tensor:
+        """The ``by_score`` highest scores, then the highest norms up to ``keep``; bool like ``scores``."""
+        chosen = top_mask(scores, by_score, view)
+        return chosen if norms is None else top_mask(norms.masked_fill(chosen, torch.inf), keep, view)

@@ -19,6 +19,8 @@ class RecentSlots:
     """bool [kv_heads, slots]."""
     most: int
     """How many they are in the head that has most of them."""
+    older: int | None = None
+    """In every head the first so many slots are not recent and all others are; None where slots lie otherwise."""
 
 
 @once_per_table
@@ -35,4 +37,8 @@ def recent_slots(view: LayerSlots, keep: int, share: float) -> RecentSlots:
     first_out = view.frames.kthvalue(view.slots - fits, dim=-1, keepdim=True).values
     newest = view.frames.amax(-1, keepdim=True)
     mask = view.frames >= torch.minimum(first_out + 1, newest)
-    return RecentSlots(mask, int(mask.sum(-1).max()))
+    most = int(mask.sum(-1).max())
+    older = view.slots - most
+    # Looked for only where many layers share the answer.
+    behind = view.table is not None and bool(mask[:, older:].all()) and not bool(mask[:, :older].any())
+    return RecentSlots(mask, most, older if behind else None)

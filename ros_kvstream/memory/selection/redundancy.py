@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ros_kvstream.memory.rows import count_true
 from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.history import similarity_to_newer
 from ros_kvstream.memory.selection.key_rows import KeyRows
@@ -33,10 +34,9 @@ def novelty(view: LayerSlots, recent: Tensor, compare_with: str = "recent") -> T
         return _negate_and_round(similarity, similarity).masked_fill_(recent, torch.inf)
     layout = whole_frames(view)
     if layout is not None:
-        older = layout.frames - int(recent[0].sum()) // layout.patches
-        result = torch.full(recent.shape, torch.inf, dtype=torch.float32, device=recent.device)
-        _negate_and_round(frame_similarity_to_recent(view, layout, older), result[:, : older * layout.patches])
-        return result
+        older = layout.frames - count_true(recent[0]) // layout.patches
+        scores = frame_similarity_to_recent(view, layout, older, -1.0 / STEPS).round_()
+        return torch.nn.functional.pad(scores, (0, recent.shape[1] - scores.shape[1]), value=torch.inf)
     patches = number_patches(view)
     keys = KeyRows(view)
     means, counts = _mean_recent_units(view, keys, patches, recent)

@@ -15,7 +15,7 @@ from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.key_rows import TINY
 from ros_kvstream.memory.selection.once_per_table import once_per_table
 
-BLOCK_ROWS = 1700
+BLOCK_ROWS = 3400
 """Keys that are turned and compared at a time (at least one frame of all heads)."""
 
 
@@ -80,21 +80,20 @@ def _split(view: LayerSlots, past: int) -> tuple[list[Block], list[Block]]:
     return layout.blocks(0, past, most), layout.blocks(past, layout.frames, most)
 
 
-def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, past: int) -> Tensor:
+def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, past: int, unit: float = 1.0) -> Tensor:
     """Mean cosine of the keys in the first ``past`` frames with those of their patch in the frames after them.
 
-    float32 [kv_heads, past * patches].
+    float32 [kv_heads, past * patches], in multiples of ``unit``.
     """
     older, newer = _split(view, past)
-    shape = (layout.frames, layout.patches)
-    norms = _norms(view).clamp_min(TINY).unflatten(1, shape)
+    norms = _norms(view).clamp_min(TINY).unflatten(1, (layout.frames, layout.patches))
     keys = _FrameKeys(view, layout, max(block.count for block in older + newer))
-    means = torch.zeros(len(norms), 1, layout.patches, view.keys.shape[-1], device=norms.device)
+    sums: Tensor | None = None
     for block in newer:
-        rows = keys.load(block)
-        rows /= norms.narrow(1, block.start, block.count).unsqueeze(-1)
-        means += rows.sum(1, keepdim=True)
-    means /= layout.frames - past
+        units = keys.load(block).div_(norms.narrow(1, block.start, block.count).unsqueeze(-1)).sum(1, keepdim=True)
+        sums = units if sums is None else sums.add_(units)
+    assert sums is not None
+    means = sums.div_((layout.frames - past) * unit)
     result = torch.empty(len(norms), past, layout.patches, dtype=torch.float32, device=norms.device)
     for block in older:
         torch.sum(keys.load(block).mul_(means), -1, out=result.narrow(1, block.start, block.count))
@@ -113,8 +112,7 @@ class _FrameKeys:
     def __init__(self, view: LayerSlots, layout: WholeFrames, most: int) -> None:
         self._rotary = layout.rotary
         self._keys = view.keys.unflatten(1, (layout.frames, layout.patches))
-        size = (view.keys.shape[0], most, layout.patches, view.keys.shape[-1])
-        self._buffer = torch.empty(size, dtype=torch.float32, device=view.keys.device)
+        self._buffer = view.room(view.keys.shape[0], most, layout.patches, view.keys.shape[-1])
         self._views: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
 
     def load(self, block: Block) -> Tensor:
