@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ros_kvstream.models.attention import arena_attention
+from ros_kvstream.models import attention
+from ros_kvstream.models.attention import arena_attention, flash_on_cpu, split_attention
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
@@ -30,3 +31,47 @@ def test_folded_grouped_queries_equal_repeated_keys_under_an_explicit_mask(
     wide = [plane.repeat_interleave(groups, 1) for plane in (key, value)]
     expected = scaled_dot_product_attention(query, *wide, attn_mask=mask[None], scale=0.3)
     assert torch.allclose(output.transpose(1, 2), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 6), (8, 1)])
+@pytest.mark.parametrize(("memory", "tokens"), [(1, 2), (40, 7), (700, 1), (3, 300)])
+def test_attention_split_into_memory_and_chunk_equals_that_under_a_mask(
+    memory: int, tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    kernel = flash_on_cpu()
+    if kernel is None:
+        pytest.skip("this torch offers no attention with log-sum-exps on the CPU")
+    generator = torch.Generator().manual_seed(memory + tokens)
+    query = torch.randn(1, heads, tokens, 16, generator=generator).to(dtype)
+    planes = 3 * torch.randn(2, 1, kv_heads, memory + tokens + 9, 16, generator=generator).to(dtype)
+    key, value = planes[:, :, :, : memory + tokens]
+    output = split_attention(kernel, query, key, value, 0.3)
+    mask = torch.ones(tokens, memory + tokens, dtype=torch.bool).tril(memory)
+    wide = [plane.float().repeat_interleave(heads // kv_heads, 1) for plane in (key, value)]
+    expected = scaled_dot_product_attention(query.float(), *wide, attn_mask=mask, scale=0.3)
+    assert torch.allclose(output.float(), expected, atol=5e-6 if dtype == torch.float32 else 0.06)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_long_memory_gives_the_same_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    if not works:
+        monkeypatch.setattr(attention, "flash_on_cpu", lambda: None)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(1, 4, 5, 16, generator=generator)
+    key, value = torch.randn(2, 1, 2, attention.SPLIT_KEYS + 3, 16, generator=generator)
+    output, _ = arena_attention(SimpleNamespace(layer_idx=0), query, key, value, None, scaling=0.3)
+    mask = torch.ones(5, key.shape[2], dtype=torch.bool).tril(key.shape[2] - 5)
+    wide = [plane.repeat_interleave(2, 1) for plane in (key, value)]
+    expected = scaled_dot_product_attention(query, *wide, attn_mask=mask, scale=0.3)
+    assert torch.allclose(output.transpose(1, 2), expected, atol=2e-6)
+
+
+def test_a_kernel_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(query: torch.Tensor, *arguments: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        return query, query[..., 0]
+
+    monkeypatch.setattr(
+        attention.torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", other, raising=False
+    )
+    assert attention.flash_on_cpu.__wrapped__() is None
