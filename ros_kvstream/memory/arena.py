@@ -118,6 +118,7 @@ class Arena:
         self._pending: Chunk | None = None
         self._pending_frames = False
         self._common_table: object | None = object()
+        self._kept: tuple[dict[int, float]] | None = None
         self._layers: list[_Layer] = []
         self._scratch = torch.empty(0)
         try:
@@ -203,14 +204,14 @@ class Arena:
 
     def frames_kept(self) -> dict[int, float]:
         """Frame ids in the arena with the share of the slots' layers and heads that hold them, in slots."""
-        counts: dict[int, float] = {}
-        rows = self.plan.shape.layers * self.plan.shape.kv_heads
-        for layer in self._layers:
-            ids, numbers = torch.unique(layer.frames[:, self.pinned : self.frames_end], return_counts=True)
-            for frame, number in zip(ids.tolist(), numbers.tolist(), strict=True):
-                counts[frame] = counts.get(frame, 0.0) + number / rows
-        counts.pop(NO_FRAME, None)
-        return dict(sorted(counts.items()))
+        if self._kept is None:  # counted once for all who ask until the next change
+            frames = slice(self.pinned, self.frames_end)
+            held = torch.cat([layer.frames[:, frames].flatten() for layer in self._layers])
+            ids, numbers = torch.unique(held, return_counts=True)
+            rows = self.plan.shape.layers * self.plan.shape.kv_heads
+            self._kept = (dict(zip(ids.tolist(), (numbers.double() / rows).tolist(), strict=True)),)
+            self._kept[0].pop(NO_FRAME, None)
+        return dict(self._kept[0])
 
     def cameras_kept(self) -> dict[int, int]:
         """Slots per layer and KV head that each camera's frames fill, by camera id."""
@@ -266,6 +267,7 @@ class Arena:
         """Make the written chunk part of the memory."""
         if self._pending is not None:
             self.used += self._pending.frames.shape[0]
+            self._kept = None if self._pending_frames else self._kept
             self.frames_end = self.used if self._pending_frames else self.frames_end
             self.peak = max(self.peak, self.used)
             self._pending = None
@@ -277,6 +279,7 @@ class Arena:
     def pin(self) -> None:
         """Declare all slots in use as the prompt: never shown to a policy, never evicted."""
         self.pinned = self.frames_end = self.used
+        self._kept = None
 
     def visible(self, frame_ids: list[int]) -> list[Tensor]:
         """Per layer bool [kv_heads, used]: True for text and for slots of these frames."""
@@ -287,7 +290,7 @@ class Arena:
         """Forget everything, prompt included."""
         self.used = self.pinned = self.frames_end = self.peak = self.compactions = 0
         self._generation += 1
-        self._pending = None
+        self._pending = self._kept = None
         self._common_table = object()
 
     # -- roll back ------------------------------------------------------------------------------------------------
@@ -304,6 +307,7 @@ class Arena:
         if mark.generation != self._generation:
             raise CapacityError("roll back across a compaction: the marked slots have moved")
         self._pending = None
+        self._kept = None if self.frames_end != mark.frames_end else self._kept
         self.used, self.frames_end = mark.used, mark.frames_end
 
     # -- make room ------------------------------------------------------------------------------------------------
@@ -320,7 +324,7 @@ class Arena:
         # The last layers were scored last: their keys may still be in the processor's cache.
         for layer, mask in reversed(list(zip(self._layers, masks, strict=True))):
             fill_holes(layer.rows, mask, self.pinned)
-        self._common_table = None
+        self._common_table = self._kept = None
         self.used = self.frames_end = self.pinned + keep
         self.compactions += 1
         self._generation += 1

@@ -262,7 +262,7 @@ class LadderArena(Arena):
         self._packed = dict(counts)
         self.used = self.frames_end = self.pinned + keep
         self._generation += 1
-        self._common_table = None
+        self._common_table = self._kept = None
 
     def _centre(self, layer: _LadderLayer) -> None:
         """Take the mean of the raw keys; nothing is packed yet."""

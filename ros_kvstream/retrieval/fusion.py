@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,44 @@ def best_slots(
     return slots[order][:depth]
 
 
+class Ranking(Sequence[RankedFrame]):
+    """Frames in fused order, best first; each is made when it is looked at: as a rule few of a thousand are."""
+
+    def __init__(
+        self,
+        order: NDArray[np.int64],
+        fused: NDArray[np.float64],
+        experts: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float32]]],
+        frames: NDArray[np.void],
+    ) -> None:
+        """:param order: slots; :param experts: ranks (0: not ranked) and scores of all slots, by expert."""
+        self._order, self._fused, self._experts, self._frames = order, fused, experts, frames
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, place: int) -> RankedFrame: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Ranking: ...
+
+    def __getitem__(self, place: int | slice) -> RankedFrame | Ranking:
+        if isinstance(place, slice):
+            return Ranking(self._order[place], self._fused, self._experts, self._frames)
+        slot = int(self._order[place])
+        entry, ranked = self._frames[slot], {n: pair for n, pair in self._experts.items() if pair[0][slot]}
+        return RankedFrame(
+            slot=slot,
+            frame_id=int(entry["frame_id"]),
+            stamp=float(entry["stamp"]),
+            camera=int(entry["camera"]),
+            fused=float(self._fused[slot]),
+            ranks={name: int(ranks[slot]) for name, (ranks, _) in ranked.items()},
+            scores={name: float(scores[slot]) for name, (_, scores) in ranked.items()},
+        )
+
+
 def fuse(
     experts: Mapping[str, Expert],
     allowed: NDArray[np.bool_],
@@ -59,7 +98,7 @@ def fuse(
     *,
     k: float,
     depth: int,
-) -> list[RankedFrame]:
+) -> Ranking:
     """Fuse the experts' rankings; best first, ties to the newer frame.
 
     :param allowed: slots that may be ranked, [slots]; :param frames: the archive's frame table;
@@ -72,21 +111,14 @@ def fuse(
     }
     for name, slots in rankings.items():
         fused[slots] += experts[name].weight / (k + 1 + np.arange(len(slots)))
-    places = {name: {int(slot): rank for rank, slot in enumerate(slots, 1)} for name, slots in rankings.items()}
     found = np.unique(np.concatenate(list(rankings.values()))) if rankings else np.empty(0, dtype=np.int64)
     order = found[np.lexsort((-ids[found], -fused[found]))]
-    return [
-        RankedFrame(
-            slot=int(slot),
-            frame_id=int(ids[slot]),
-            stamp=float(frames["stamp"][slot]),
-            camera=int(frames["camera"][slot]),
-            fused=float(fused[slot]),
-            ranks={name: ranks[int(slot)] for name, ranks in places.items() if int(slot) in ranks},
-            scores={name: float(experts[name].scores[slot]) for name in rankings if int(slot) in places[name]},
-        )
-        for slot in order
-    ]
+    opinions = {}
+    for name, slots in rankings.items():
+        ranks = np.zeros(len(frames), dtype=np.int64)
+        ranks[slots] = np.arange(1, len(slots) + 1)
+        opinions[name] = ranks, experts[name].scores
+    return Ranking(order, fused, opinions, frames)
 
 
 def choose_moments(

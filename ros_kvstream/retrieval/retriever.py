@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Retriever:
 
     def rank(
         self, question: str, queries: Mapping[int, Tensor], allowed: NDArray[np.bool_]
-    ) -> tuple[list[RankedFrame], dict[str, Expert]]:
+    ) -> tuple[Sequence[RankedFrame], dict[str, Expert]]:
         """All frames that any expert ranked, best first, and the experts.
 
         :param allowed: archive slots that pass the filters, [slots].
@@ -71,7 +71,7 @@ class Retriever:
         )
 
     def _distinct_moments(
-        self, ranked: list[RankedFrame], experts: Mapping[str, Expert], allowed: NDArray[np.bool_]
+        self, ranked: Sequence[RankedFrame], experts: Mapping[str, Expert], allowed: NDArray[np.bool_]
     ) -> list[RankedFrame]:
         """One frame a moment, of the frames that some expert finds likely to hold an answer."""
         likely: set[int] = set()

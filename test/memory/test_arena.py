@@ -189,3 +189,21 @@ def test_frames_kept_counts_slots_per_frame_averaged_over_layers_and_heads() -> 
     append(arena, 4, frame=7)
     append(arena, 2, frame=9)
     assert arena.frames_kept() == {7: 4.0, 9: 2.0}
+
+
+def test_frames_kept_follows_every_change() -> None:
+    arena = make_arena()
+    append(arena, 4, frame=7)
+    assert arena.frames_kept() == {7: 4.0}
+    before = arena.mark()
+    append(arena, 2, frame=8)
+    assert arena.frames_kept() == {7: 4.0, 8: 2.0}
+    arena.roll_back(before)
+    append(arena, 2, frame=9)
+    assert arena.frames_kept() == {7: 4.0, 9: 2.0}
+    arena.frames_kept().clear()
+    assert arena.frames_kept() == {7: 4.0, 9: 2.0}
+    arena.keep([torch.tensor([[0, 5], [4, 5]])] * 2)
+    assert arena.frames_kept() == {7: 0.5, 9: 1.5}
+    arena.clear()
+    assert arena.frames_kept() == {}
