@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,10 @@ PATROL_START = 1_750_000_000.0
 QUESTIONS = 10
 REMEMBERED_SHARE, MOST_REMEMBERED = 0.125, 64
 """The budget has room for this share of the recording's frames, and for at most so many."""
+ARCHIVE_SHARE = 0.5
+"""Bytes of the archive as a share of the memory's."""
+PENDING_PICTURES = 4
+"""So small an archive needs its bytes for frames."""
 MAX_QUESTION_TOKENS, MAX_ANSWER_TOKENS = 32, 64
 PATROL_ANSWER_TOKENS = 16
 """Answers about the patrol are a few words."""
@@ -74,12 +78,15 @@ class DemoSettings:
     policy: str = MemorySettings.policy
     budget_mib: float = 0.0
     """0: room for an eighth of the frames, at most 64 of them."""
+    archive_mib: float | None = None
+    """Size of the archive; None: half of the memory's, 0: none."""
     seed: int = 3
 
     def __post_init__(self) -> None:
         require_finite("--seconds", self.seconds, 0.0, 86400.0)
         require(self.seconds == 0.0 or self.seconds >= 5.0, "--seconds", self.seconds, "at least 5")
         require_finite("--budget-mib", self.budget_mib, 0.0, 1 << 22)
+        require_finite("--archive-mib", self.archive_mib or 0.0, 0.0, 1 << 22)
         require(self.seed >= 0, "--seed", self.seed, "0 or more")
         require(not (self.topic and self.bag is None), "--topic", self.topic, "given together with --bag")
         require(not (self.questions and self.bag is None), "--question", self.questions, "given together with --bag")
@@ -115,8 +122,11 @@ class Budget:
     """What the node is given, and how far back it reaches without choosing."""
 
     mib: float
+    """Of the memory."""
+    archive_mib: float
+    """Of the archive; 0: none."""
     window: int
-    """Frames that a sliding window of the same bytes holds."""
+    """Frames that a sliding window of the bytes of both holds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=default.policy, choices=POLICIES, metavar="NAME",
         help=f"how the memory chooses what to forget: {', '.join(POLICIES)} (%(default)s)")  # fmt: skip
     add("--budget-mib", type=float, default=0.0, metavar="N", help="size of the memory (for an eighth of the frames)")
+    add("--archive-mib", type=float, metavar="N", help="size of the archive; 0 for none (half of the memory's)")
     add("--seed", type=int, default=default.seed, metavar="N", help="another seed is another patrol (%(default)s)")
     add("--output", type=Path, default=default.output, metavar="DIR", help="report, logs, recording (%(default)s)")
 
@@ -140,7 +151,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run the demo; returns the report, which is also written to ``report.json`` in the output folder."""
     settings = DemoSettings(
         options.output, options.bag, options.topic, tuple(options.question), options.seconds,
-        options.model, options.policy, options.budget_mib, options.seed,
+        options.model, options.policy, options.budget_mib, options.archive_mib, options.seed,
     )  # fmt: skip
     return run_demo(settings, console)
 
@@ -195,35 +206,46 @@ def choose_budget(model: VideoLanguageModel, settings: DemoSettings, recording: 
     """The budget asked for, or one with room for a part of the recording; raises BudgetError when it is too small."""
     from ros_kvstream.commands.inspect import plan_memory
     from ros_kvstream.memory.budget import smallest_budget
+    from ros_kvstream.retrieval.settings import RetrievalSettings
 
     height, width = picture_size(recording.path, recording.topic)
     try:
         rows, columns = model.grid(height, width)
     except ValueError as error:
         raise SettingsError(f"--bag: the model cannot take pictures of {width} x {height} pixels: {error}") from error
-    mib = settings.budget_mib
+    tokens, mib = model.frame_tokens(rows, columns), settings.budget_mib
+    room = RetrievalSettings.top_k * tokens if settings.archive_mib != 0 else 0
     if not mib:
-        window = max(2, min(MOST_REMEMBERED, int(REMEMBERED_SHARE * recording.frames)))
-        reserve = len(model.suffix_ids("")) + MAX_QUESTION_TOKENS + recording.answer_tokens
-        needed = smallest_budget(model.shape, len(model.prefix_ids), reserve, window * rows * columns)
+        remembered = max(2, min(MOST_REMEMBERED, int(REMEMBERED_SHARE * recording.frames)))
+        reserve = len(model.suffix_ids("")) + MAX_QUESTION_TOKENS + recording.answer_tokens + room
+        needed = smallest_budget(model.shape, len(model.prefix_ids), reserve, remembered * tokens)
         mib = math.ceil(1000 * needed / MIB) / 1000
+    archive_mib = ARCHIVE_SHARE * mib if settings.archive_mib is None else settings.archive_mib
     memory = MemorySettings(
         budget_mib=mib, max_question_tokens=MAX_QUESTION_TOKENS, max_answer_tokens=recording.answer_tokens
     )
-    return Budget(mib, plan_memory(model, memory, rows * columns).frame_slots // (rows * columns))
+    plan_memory(model, memory, tokens)
+    both = replace(memory, budget_mib=mib + archive_mib)
+    return Budget(mib, archive_mib, plan_memory(model, both, tokens).frame_slots // tokens)
 
 
 def introduce(
     console: Console, settings: DemoSettings, recording: Recording, budget: Budget, model: VideoLanguageModel
 ) -> None:
     """Say what is about to happen."""
+    archive = f", and an archive of {budget.archive_mib:.3f} MiB" if budget.archive_mib else ""
+    evidence = (
+        "the pictures that were brought back, by time, camera, fused score and each expert's rank and score"
+        if budget.archive_mib
+        else "the pictures it looked at most, by time, camera and share of the attention"
+    )
     what = "A patrol through rooms" if recording.world else str(recording.path)
     console.print(
         f"\n[bold]{what}[/]: {recording.frames} pictures in {recording.frames * recording.period:.0f} s on "
         f"{recording.topic.name} ({recording.topic.transport}).\n"
-        f"[bold]Memory[/]: {budget.mib:.3f} MiB under policy {settings.policy}; a sliding window of the same bytes "
-        f"would hold the last {budget.window} pictures ({budget.window * recording.period:.1f} s).\n"
-        "[bold]Evidence[/] of an answer: the pictures it looked at most, by time, camera and share of the attention."
+        f"[bold]Memory[/]: {budget.mib:.3f} MiB under policy {settings.policy}{archive}; a sliding window of the same "
+        f"bytes would hold the last {budget.window} pictures ({budget.window * recording.period:.1f} s).\n"
+        f"[bold]Evidence[/] of an answer: {evidence}."
     )
     if not model.trained:
         console.print(f"[yellow]The model '{settings.model}' has no weights here: it is untrained, its answers mean "
@@ -241,6 +263,9 @@ def node_command(settings: DemoSettings, recording: Recording, budget: Budget) -
         "model": json.dumps(settings.model),
         "memory.budget_mib": repr(float(budget.mib)),
         "memory.policy": settings.policy,
+        "archive.budget_mib": repr(float(budget.archive_mib)),
+        "retrieval.external": "tiny" if settings.model == ModelSettings.path and budget.archive_mib else "''",
+        "retrieval.pending_pictures": str(PENDING_PICTURES),
         "memory.max_question_tokens": str(MAX_QUESTION_TOKENS),
         "memory.max_answer_tokens": str(recording.answer_tokens),
         "camera.transport": recording.topic.transport,
@@ -299,6 +324,8 @@ def interview(
             "budget_bytes": stats.budget_bytes,
             "used_bytes": stats.used_bytes,
             "peak_bytes": stats.peak_bytes,
+            "archive_bytes": stats.archive_bytes,
+            "archive_budget_bytes": stats.archive_budget_bytes,
             "process_bytes": process_bytes,
         },
         "frames": frames_report(published, stats),

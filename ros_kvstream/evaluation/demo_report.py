@@ -22,7 +22,7 @@ LATENCIES = {
     "first_token_ms": "first token", "decode_ms": "rest of the answer", "total_ms": "all",
 }  # fmt: skip
 PACKAGES = ("ros_kvstream", "torch", "transformers", "rclpy", "numpy")
-SHOWN_EVIDENCE = 4
+SHOWN_EVIDENCE = 3
 NOT_RECEIVED = "not_received"
 """Cause of drop of frames that were published and of which the node cannot know."""
 
@@ -126,9 +126,13 @@ def show_reply(console: Console, reply: Reply, entry: dict[str, Any], start: flo
     if entry["left_window"]:
         ago = entry["asked_at"] - max(reply.planned.evidence)
         console.print(f"{indent}[magenta]last seen {ago:.1f} s before; a sliding window reaches back {window:.1f} s[/]")
-    frames = [_evidence(frame, start) for frame in response.evidence[:SHOWN_EVIDENCE]]
-    if frames:
-        console.print(f"{indent}[dim]looked at {', '.join(frames)}[/]")
+    shown = response.evidence[:SHOWN_EVIDENCE]
+    for frame in shown:
+        if frame.experts:
+            console.print(f"{indent}[dim]brought back {_ranked(frame, start)}[/]")
+    looked = [f"{_when(frame, start)} {frame.score:.0%}" for frame in shown if not frame.experts]
+    if looked:
+        console.print(f"{indent}[dim]looked at {', '.join(looked)}[/]")
 
 
 def _shortened(text: str, limit: int = 60) -> str:
@@ -137,12 +141,16 @@ def _shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _evidence(frame: Any, start: float) -> str:
-    """One frame of evidence: when, which camera, and how each expert ranked it or the share of the attention."""
-    ranks = " ".join(f"{expert} #{rank} {score:.2f}"
-                     for expert, rank, score in zip(frame.experts, frame.ranks, frame.scores, strict=True))  # fmt: skip
-    score = f"{frame.score:.2f} ({ranks})" if ranks else f"{frame.score:.0%}"
-    return f"{seconds_of(frame.stamp) - start:.1f} s {frame.camera} {score}"
+def _when(frame: Any, start: float) -> str:
+    """Time and camera of a frame of evidence."""
+    return f"{seconds_of(frame.stamp) - start:.1f} s {frame.camera}"
+
+
+def _ranked(frame: Any, start: float) -> str:
+    """A frame that was brought back: when, which camera, fused score, and each expert's rank and score."""
+    experts = zip(frame.experts, frame.ranks, frame.scores, strict=True)
+    ranks = ", ".join(f"{expert} #{rank} ({score:.2f})" for expert, rank, score in experts)
+    return f"{_when(frame, start)}: fused {frame.score:.4f}, {ranks}"
 
 
 def show(report: dict[str, Any], console: Console) -> None:
@@ -156,7 +164,9 @@ def show(report: dict[str, Any], console: Console) -> None:
     table.add_row("Answers", _answers_line(report["questions"]))
     memory, frames = report["memory"], report["frames"]
     budget, used, peak, process = (memory[f"{name}_bytes"] / MIB for name in ("budget", "used", "peak", "process"))
-    table.add_row("Memory", f"{used:.3f} of {budget:.3f} MiB used, at most {peak:.3f} with a question; "
+    used_by_archive, archive_budget = (memory.get(f"archive_{name}bytes", 0) / MIB for name in ("", "budget_"))
+    archive = f"; archive {used_by_archive:.3f} of {archive_budget:.3f} MiB" if archive_budget else ""
+    table.add_row("Memory", f"{used:.3f} of {budget:.3f} MiB used, at most {peak:.3f} with a question{archive}; "
                   f"the node's whole process {process:.0f} MiB")  # fmt: skip
     lost = {cause: count for cause, count in frames["dropped"].items() if count}
     causes = f" ({', '.join(f'{cause} {count}' for cause, count in lost.items())})" if lost else ""

@@ -68,12 +68,13 @@ def check_form(report: dict[str, Any]) -> None:
         assert all(frame["stamp"] <= question["asked_at"] + 1e-6 for frame in question["evidence"])
     memory, frames = report["memory"], report["frames"]
     assert 0 < memory["used_bytes"] <= memory["peak_bytes"] <= memory["budget_bytes"] < memory["process_bytes"]
+    assert memory["archive_bytes"] <= memory["archive_budget_bytes"]
     assert frames["published"] == frames["seen"] + sum(frames["dropped"].values())
     assert frames["seen"] == frames["kept"] + frames["gated"]
 
 
 def test_the_patrol_is_asked_about_while_it_runs(ros: None, model: Path, tmp_path: Path) -> None:
-    report = demo(model, tmp_path, "--seconds", "12")
+    report = demo(model, tmp_path, "--seconds", "12", "--archive-mib", "0")
     questions = report["questions"]
     assert report["frames"]["published"] == 24
     assert report["frames"]["seen"] > 0
@@ -93,6 +94,7 @@ def test_a_recording_is_played_and_asked_what_the_user_wants(ros: None, model: P
     texts = ["where was the cone?", "what is red?"]
     asked = [part for text in texts for part in ("--question", text)]
     report = demo(model, tmp_path / "out", "--bag", str(bag), *asked, "--policy", "sliding_window")
+    assert report["memory"]["archive_bytes"] > 0
     assert report["frames"]["published"] == 60
     assert [question["question"] for question in report["questions"]] == texts
     for question in report["questions"]:
@@ -144,6 +146,7 @@ def test_a_node_that_refuses_ends_the_demo_with_its_reason(
         (["--seconds", "1"], "--seconds"),
         (["--seconds", "nan"], "--seconds"),
         (["--budget-mib", "-3"], "--budget-mib"),
+        (["--archive-mib", "-1"], "--archive-mib"),
         (["--budget-mib", "0.05"], "Set memory.budget_mib to at least"),
         (["--model", "/no/such/model"], "/no/such/model"),
     ],
