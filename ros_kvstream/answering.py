@@ -89,7 +89,8 @@ class Answerer:
                 logits = self._forward(ids, start, visible)
             token = int(logits.argmax())
             first = time.perf_counter()
-            mass = attention_mass(self.arena, {i: q[:, -1] for i, q in queries.items()}, start + len(ids) - 1)
+            last = self.model.text_positions(start + len(ids) - 1, 1)
+            mass = attention_mass(self.arena, {i: q[:, -1] for i, q in queries.items()}, last)
             tokens, reason = self._decode(token, start + len(ids), limits, visible, should_stop, on_token)
             decoded = time.perf_counter()
         finally:

@@ -20,7 +20,7 @@ from ros_kvstream.memory.frame_log import FrameLog, FrameRecord
 from ros_kvstream.memory.kept_patches import kept_patches
 from ros_kvstream.memory.ladder import make_arena
 from ros_kvstream.memory.ladder_plan import LadderPlan, plan_ladder
-from ros_kvstream.memory.positions import PositionClock
+from ros_kvstream.memory.positions import make_clock
 from ros_kvstream.memory.selection import make_policy
 from ros_kvstream.memory.selection.camera_shares import CameraShares, camera_weights
 from ros_kvstream.memory_figures import memory_stats
@@ -43,6 +43,8 @@ class _Waiting:
     frame_id: int
     kept: torch.Tensor | None
     """Patches to prefill, bool [rows * columns]; None for all."""
+    seconds: float
+    """Time of the stream when it was seen."""
 
 
 class VideoMemory:
@@ -85,8 +87,7 @@ class VideoMemory:
 
     def _start(self) -> None:
         """An empty stream: positions from the prompt's end, the prompt prefilled and pinned."""
-        start, rate = len(self.model.prefix_ids), self.model.tokens_per_second
-        self.clock = PositionClock(start, rate, self._limit, room=self._text_room)
+        self._start_clock()
         self._block: list[_Waiting] = []
         self._newest_of: dict[str, int] = {}
         self.thinner.reset()
@@ -95,6 +96,11 @@ class VideoMemory:
         ids = self.model.prefix_ids
         self._append(self.model.embed(ids), Chunk.of_text(self.model.text_positions(0, len(ids))), frames=False)
         self.arena.pin()
+
+    def _start_clock(self) -> None:
+        """Positions from the prompt's end on; where frames take as many as they have tokens, retrieved ones do too."""
+        room = self._reserve if self.model.layout.sequential else self._text_room
+        self.clock = make_clock(len(self.model.prefix_ids), self.model.tokens_per_second, self._limit, room)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +112,7 @@ class VideoMemory:
         """
         check_frame(frame, stamp)
         rows, columns = self.model.grid(frame.shape[0], frame.shape[1])
-        self._check_room(rows * columns, frame)
+        self._check_room(rows, columns, frame)
         redundant = self._gate(frame, stamp, camera)
         if redundant is not None:
             return redundant
@@ -115,7 +121,7 @@ class VideoMemory:
         self._counters["seen"] += 1
         record = self.log.add(stamp, camera, tokens)
         self._newest_of[camera] = record.frame_id
-        self._block.append(_Waiting(frame, record.frame_id, kept))
+        self._block.append(_Waiting(frame, record.frame_id, kept, self.clock.seconds(stamp)))
         timings = (0.0, 0.0, 0.0)
         if len(self._block) >= self.settings.memory.block_frames:
             timings = self._flush()
@@ -141,14 +147,18 @@ class VideoMemory:
         kept = self.thinner.patches(frame, stamp, camera, grid, (grid[0] * side, grid[1] * side))
         return None if kept is None else torch.from_numpy(kept)
 
-    def _check_room(self, tokens: int, frame: Frame) -> None:
+    def _check_room(self, rows: int, columns: int, frame: Frame) -> None:
         """A larger frame than any before must still leave a compaction something to choose from."""
+        tokens = self.model.frame_tokens(rows, columns)
         if tokens > self._largest_frame:
+            size = f"{frame.shape[1]} x {frame.shape[0]}"
             try:
                 self._plan_room(tokens)
             except KvStreamError as error:
-                size = f"{frame.shape[1]} x {frame.shape[0]}"
                 raise FrameError(f"frame of {size} pixels takes {tokens} slots: {error}") from error
+            span = self.model.layout.span(rows, columns) + self.model.frame_text_room
+            if span > self.clock.largest_span:
+                raise FrameError(f"frame of {size} pixels takes {span} positions, {self.clock.largest_span} at most")
             self._largest_frame = tokens
 
     def _plan_room(self, tokens: int) -> None:
@@ -159,6 +169,7 @@ class VideoMemory:
             before, self._reserve = self._reserve, self._text_room + self.recall.room(tokens)
             try:
                 plan = self._plan(self._budget_mib, tokens)
+                self._start_clock()
             except KvStreamError:
                 self._reserve = before
                 raise
@@ -186,7 +197,7 @@ class VideoMemory:
         try:
             started = time.perf_counter()
             encoded = [
-                _thinned(tokens, waiting.kept)
+                self.model.complete(tokens, waiting.seconds, waiting.kept)
                 for tokens, waiting in zip(self.model.encode_frames(frames), self._block, strict=True)
             ]
             seen = time.perf_counter()
@@ -207,29 +218,29 @@ class VideoMemory:
         return 1e3 * (seen - started), 1e3 * (done - ready), 1e3 * (ready - seen)
 
     def _prefill(self, encoded: list[FrameTokens], records: list[FrameRecord]) -> None:
-        times = self._advance(records)
-        positions, frames, cameras = [], [], []
-        for tokens, record, t in zip(encoded, records, times.tolist(), strict=True):
+        positions: list[torch.Tensor] = []
+        frames, cameras = [], []
+        for tokens, record in zip(encoded, records, strict=True):
             self._largest_side = max(self._largest_side, tokens.rows, tokens.columns)
-            places = self.model.frame_positions(t, tokens.rows, tokens.columns)
-            positions.append(places if tokens.kept is None else places[tokens.kept])
+            start = self._advance(record, tokens, positions) + tokens.before
+            positions.append(self.model.frame_positions(start, tokens.rows, tokens.columns, tokens.places))
             count = len(tokens.embeddings)
             frames.append(torch.full((count,), record.frame_id, dtype=torch.int32))
             cameras.append(torch.full((count,), self.log.camera_id(record.camera), dtype=torch.int16))
         embeddings = torch.cat([tokens.embeddings for tokens in encoded])
         self._append(embeddings, Chunk(torch.cat(positions), torch.cat(frames), torch.cat(cameras)), frames=True)
 
-    def _advance(self, records: list[FrameRecord]) -> torch.Tensor:
-        """Temporal positions of a block's frames, all positions in use re-based where they need it."""
-        times = torch.zeros(0, dtype=torch.int32)
-        for record in records:
-            change = self.clock.rebase(record.stamp)
-            if change is not None:
-                self.arena.replace_positions(change)
-                times = change(times)
-            times = torch.cat([times, torch.tensor([self.clock.advance(record.stamp)], dtype=torch.int32)])
-            self.log.set_segment(record.frame_id, self.clock.segment)
-        return times
+    def _advance(self, record: FrameRecord, tokens: FrameTokens, before: list[torch.Tensor]) -> int:
+        """First position of a frame; all in use, and those ``before`` in its block, are re-based where they need it."""
+        span = self.model.frame_span(tokens)
+        change = self.clock.rebase(record.stamp, span)
+        if change is not None:
+            self.arena.replace_positions(change)
+            for positions in before:
+                positions[:, 0] = change(positions[:, 0])
+        start = self.clock.advance(record.stamp, span)
+        self.log.set_prefilled(record.frame_id, self.clock.segment, len(tokens.embeddings))
+        return start
 
     def _append(self, embeddings: torch.Tensor, chunk: Chunk, *, frames: bool) -> None:
         """One forward into the arena; nothing of it stays when it fails."""
@@ -352,7 +363,7 @@ class VideoMemory:
 
     def kept_patches(self, frame_ids: Iterable[int]) -> dict[int, NDArray[np.float32]]:
         """Share of layers and KV heads that keep each patch, float32 [rows, columns], of remembered frames."""
-        return kept_patches(self.arena, frame_ids, len(self.model.prefix_ids))
+        return kept_patches(self.arena, frame_ids, self.model.layout.origin)
 
     def save(self, path: Path) -> SavedMemory:
         """Write the whole memory to a file, atomically; raises MemoryFileError (see persistence.py)."""
@@ -373,10 +384,3 @@ class VideoMemory:
     def idle(self) -> bool:
         """Do a little of what can wait (pictures for the external expert); False when nothing waits."""
         return self.recall.idle() if self.recall is not None else False
-
-
-def _thinned(tokens: FrameTokens, kept: torch.Tensor | None) -> FrameTokens:
-    """The tokens of the kept patches alone."""
-    if kept is None:
-        return tokens
-    return FrameTokens(tokens.embeddings[kept.to(tokens.embeddings.device)], tokens.rows, tokens.columns, kept)

@@ -114,10 +114,11 @@ def budget_report(
         rows, columns = model.grid(height, width)
     except ValueError as error:
         raise SettingsError(f"--frame {width}x{height}: the model cannot take it: {error}") from error
-    plan = plan_memory(model, memory, rows * columns)
-    frames = plan.frame_slots // (rows * columns)
+    tokens = model.frame_tokens(rows, columns)
+    plan = plan_memory(model, memory, tokens)
+    frames = plan.frame_slots // tokens
     shape = model.shape
-    smallest = smallest_budget(shape, plan.pinned_slots, plan.reserve_slots, 2 * rows * columns * memory.block_frames)
+    smallest = smallest_budget(shape, plan.pinned_slots, plan.reserve_slots, 2 * tokens * memory.block_frames)
     return {
         "model": model.name,
         "family": model.family,
@@ -134,7 +135,7 @@ def budget_report(
         "smallest_budget_bytes": smallest,
         "parts": plan.parts,
         "slots": {"prompt": plan.pinned_slots, "frames": plan.frame_slots, "question_and_answer": plan.reserve_slots},
-        "frame": {"width": width, "height": height, "rows": rows, "columns": columns, "tokens": rows * columns},
+        "frame": {"width": width, "height": height, "rows": rows, "columns": columns, "tokens": tokens},
         "fps": fps,
         "frames": frames,
         "seconds": frames / fps,

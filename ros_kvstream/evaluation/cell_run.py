@@ -209,7 +209,7 @@ def share_budget_mib(cell: Cell, model: VideoLanguageModel, store: FrameStore, e
 
     settings = cell.settings(1.0)
     _, sizes = store.measure(episode.source)
-    grids = {size: math.prod(model.grid(*size)) for size in sizes}
+    grids = {size: model.frame_tokens(*model.grid(*size)) for size in sizes}
     tokens = sum(grids[size] * count for size, count in sizes.items())
     largest = max(grids.values(), default=1)
     reserve = len(model.suffix_ids("")) + settings.memory.max_question_tokens + settings.memory.max_answer_tokens

@@ -22,8 +22,8 @@ from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.arena_cache import arena_cache, cache_argument
 from ros_kvstream.models.attention import use_arena_attention
-from ros_kvstream.models.qwen2_5_vl import mrope_axes
 from ros_kvstream.models.qwen2_5_vl_vision import BatchedVisionTower
+from ros_kvstream.models.qwen_vl import mrope_axes
 
 SIDE_PATCHES = 24
 """336 pixels of 14 each: 576 patches, 144 visual tokens."""

@@ -94,7 +94,8 @@ class Archive:
         expected = (shape.layers, shape.kv_heads, len(numbers), shape.head_dim)
         if tuple(frame.keys.shape) != expected or frame.values.shape != frame.keys.shape or expected[2] < 1:
             raise FrameError(f"frame {frame.frame_id}: keys {tuple(frame.keys.shape)}, the archive takes {expected}")
-        if frame.grid[0] * frame.grid[1] > shape.patches:
+        cells = frame.grid[0] * frame.grid[1]
+        if max(cells, int(numbers.max()) + 1) > shape.patches:
             raise FrameError(
                 f"frame {frame.frame_id} is of {frame.grid} patches, the archive was planned for {shape.patches}"
             )
@@ -103,13 +104,23 @@ class Archive:
                 self._lost += 1
                 return False
             searched = frame.keys[list(shape.lookup_layers)].cpu()
-            kept, dissimilarity = self._selector.choose(frame.camera, searched, frame.grid, numbers)
+            kept, dissimilarity = self._choose(frame, searched, numbers)
             stage = self._writer.stage() if self._writer else 0
             if stage is None:
                 self._dropped += 1
                 return False
             self._store(frame, kept, numbers[kept], dissimilarity, searched, stage)
             return True
+
+    def _choose(self, frame: FrameToArchive, searched: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The telling patches and all that is no patch, int64 ascending; dissimilarity of each, 0 for no patch."""
+        patch = numbers < frame.grid[0] * frame.grid[1]
+        if bool(patch.all()):
+            return self._selector.choose(frame.camera, searched, frame.grid, numbers)
+        inside = patch.nonzero()[:, 0]
+        chosen, found = self._selector.choose(frame.camera, searched[:, :, inside], frame.grid, numbers[inside])
+        dissimilarity = torch.zeros(len(numbers)).index_copy_(0, inside, found)
+        return torch.cat([inside[chosen], (~patch).nonzero()[:, 0]]).sort().values, dissimilarity
 
     def _store(
         self,

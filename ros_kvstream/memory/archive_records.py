@@ -30,7 +30,8 @@ class FrameToArchive:
     thumbnail: bytes = b""
     """JPEG; left out when it is larger than the room planned."""
     patches: Tensor | None = None
-    """Numbers in the grid of the patches given, int64 [patches], where some were never computed; None = all."""
+    """Numbers in the grid of the patches given, int64 [patches], where some were never computed; None = all.
+    Numbers behind the grid's last stand for tokens that are no patches: they are always kept."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ArchivedFrame:
     camera: str
     grid: tuple[int, int]
     places: Tensor
-    """(h, w) of each kept patch, int16 [patches, 2]."""
+    """(h, w) of each kept patch, int16 [patches, 2]: its number divided by the grid's columns, and the rest."""
     keys: Tensor
     """Un-rotated keys of the kept patches, float32 [layers, kv_heads, patches, head_dim]."""
     values: Tensor

@@ -22,7 +22,7 @@ class FrameRecord:
     """Seconds of the last redundant frame that this one stands for."""
     camera: str
     tokens: int
-    """Visual tokens that were prefilled for it."""
+    """Tokens that were prefilled for it, text around it included."""
     segment: int
     """Counts the jumps of the clock before this frame; frames of older segments are never "now"."""
 
@@ -67,9 +67,9 @@ class FrameLog:
         self._next += 1
         return record
 
-    def set_segment(self, frame_id: int, segment: int) -> None:
-        """Tell a frame how often the clock had jumped before it."""
-        self._records[frame_id] = replace(self._records[frame_id], segment=segment)
+    def set_prefilled(self, frame_id: int, segment: int, tokens: int) -> None:
+        """Tell a frame how often the clock had jumped before it, and how many tokens it has."""
+        self._records[frame_id] = replace(self._records[frame_id], segment=segment, tokens=tokens)
 
     def extend(self, frame_id: int, stamp: float) -> None:
         """Let a frame stand for a redundant one that came later."""

@@ -12,7 +12,7 @@ from ros_kvstream.memory.arena import Arena
 
 
 def kept_patches(arena: Arena, frame_ids: Iterable[int], origin: int) -> dict[int, NDArray[np.float32]]:
-    """Share of layers and KV heads that keep each patch of each frame of which something is left.
+    """Share of layers and KV heads that keep each patch of each frame of which some patch is left.
 
     :param origin: the h and w position of a frame's first patch; the grid ends at the last patch that any layer keeps.
     :returns: frame id -> float32 [rows, columns], 0 - 1.
@@ -22,7 +22,7 @@ def kept_patches(arena: Arena, frame_ids: Iterable[int], origin: int) -> dict[in
     places = torch.stack([layer.positions[:, : arena.frames_end, 1:] for layer in layers]).long() - origin
     found = {}
     for frame_id in dict.fromkeys(frame_ids):
-        rows, columns = places[frames == frame_id].cpu().T
+        rows, columns = places[(frames == frame_id) & (places[..., 0] >= 0)].cpu().T
         if len(rows) == 0:
             continue
         grid = torch.zeros(int(rows.max()) + 1, int(columns.max()) + 1)

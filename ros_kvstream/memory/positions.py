@@ -1,4 +1,8 @@
-"""From header stamps to temporal positions, re-based before they leave the trained range (DESIGN promise 3)."""
+"""From header stamps to positions along the first axis, re-based before they leave the trained range (promise 3).
+
+Families whose positions are times get them from stamps (PositionClock), families whose positions count tokens or frames
+from the order of arrival (RunningClock).
+"""
 
 from __future__ import annotations
 
@@ -63,13 +67,35 @@ class PositionClock:
         self._anchor_stamp: float | None = None
         self._anchor_t = start
         self._newest_stamp = 0.0
+        self._zero_stamp: float | None = None
+        self._seconds = 0.0
 
-    def rebase(self, stamp: float) -> Rebase | None:
+    @property
+    def largest_span(self) -> int:
+        """Most positions that one frame may take: after a re-basing it must fit behind the newest."""
+        return self._usable // 2 - 1
+
+    def seconds(self, stamp: float) -> float:
+        """Seconds of the stream at this stamp, for texts that tell the time; call it once a frame, in order.
+
+        Where the clock jumps backward the count goes on one second after the newest frame.
+        """
+        if self._zero_stamp is None:
+            self._zero_stamp = stamp
+        elif stamp - self._zero_stamp < self._seconds - JITTER_SECONDS:
+            self._zero_stamp = stamp - self._seconds - 1.0
+        elapsed = max(0.0, stamp - self._zero_stamp)
+        self._seconds = max(self._seconds, elapsed)
+        return elapsed
+
+    def rebase(self, stamp: float, span: int = 1) -> Rebase | None:
         """The re-basing that is due before a frame with this stamp, or None; rare: once every half range.
 
         The caller applies it to all positions in use before it calls ``advance``.
+
+        :param span: positions that the frame takes, at most ``largest_span``.
         """
-        if self._next(stamp)[0] < self.start + self._usable:
+        if self._next(stamp)[0] + span - 1 < self.start + self._usable:
             return None
         middle = self.start + self._usable // 2
         shift = self.newest - middle
@@ -79,14 +105,14 @@ class PositionClock:
         self.rebases += 1
         return Rebase(self.start, exact + shift, shift)
 
-    def advance(self, stamp: float) -> int:
-        """The temporal position of a frame with this stamp; remembers it as a moment of the stream."""
+    def advance(self, stamp: float, span: int = 1) -> int:
+        """The first of the ``span`` positions of a frame with this stamp; remembers it as a moment of the stream."""
         t, jumped = self._next(stamp)
         if self._anchor_stamp is None or jumped:
             self.segment += int(jumped)
             self._anchor_stamp, self._anchor_t, self._newest_stamp = stamp, t, stamp
         self._newest_stamp = max(self._newest_stamp, stamp)
-        self.newest = max(self.newest, t)
+        self.newest = max(self.newest, t + span - 1)
         return t
 
     def locate(self, stamp: float) -> int:
@@ -103,3 +129,31 @@ class PositionClock:
         if backward or t - self.newest >= self._usable // 2:
             return self.newest + max(1, min(round(self.tokens_per_second), self._usable // 2 - 1)), True
         return t, False
+
+
+class RunningClock(PositionClock):
+    """Positions in order of arrival: a frame starts right behind the newest position, whenever it was seen."""
+
+    def __init__(self, start: int, limit: int, room: int = 0) -> None:
+        """Parameters as for PositionClock."""
+        super().__init__(start, 0.0, limit, room)
+        self.newest = start - 1
+
+    def locate(self, stamp: float) -> int:
+        """Stamps are not kept in these positions.
+
+        :raises SettingsError: always; the settings that need it are refused when the memory is made.
+        """
+        raise SettingsError("this model's positions do not come from stamps: set retrieval.positions to consecutive")
+
+    def _next(self, stamp: float) -> tuple[int, bool]:
+        """Only a jump backward opens a new segment: a pause takes no positions."""
+        jumped = self._anchor_stamp is not None and stamp < self._newest_stamp - JITTER_SECONDS
+        return self.newest + 1, jumped
+
+
+def make_clock(start: int, tokens_per_second: float, limit: int, room: int = 0) -> PositionClock:
+    """The clock of a model: from stamps, or running where ``tokens_per_second`` is 0."""
+    if tokens_per_second:
+        return PositionClock(start, tokens_per_second, limit, room)
+    return RunningClock(start, limit, room)

@@ -17,8 +17,8 @@ BLOCK_SLOTS = 512
 class Rotary:
     """Turns keys to their positions and back, in float32.
 
-    Covers 1-D RoPE (every axis equal), M-RoPE in sections (Qwen2-VL, Qwen2.5-VL) and interleaved M-RoPE (Qwen3-VL),
-    all in the half-split layout: dimension i pairs with dimension i + head_dim / 2.
+    Covers 1-D RoPE (every pair turns with the first axis), M-RoPE in sections (Qwen2-VL, Qwen2.5-VL) and interleaved
+    M-RoPE (Qwen3-VL), all in the half-split layout: dimension i pairs with dimension i + head_dim / 2.
     """
 
     inverse_frequencies: Tensor
@@ -27,6 +27,16 @@ class Rotary:
     """0 = t, 1 = h, 2 = w per pair, int64 [head_dim / 2]."""
     scaling: float = 1.0
     """Factor that the model multiplies rotated keys by (1 except for some long-range variants)."""
+    relative: bool = False
+    """Whether h and w count from the slot's own t (Qwen3-VL: every grid starts at its place in the sequence), so that
+    the pairs of h and w turn by t + h and t + w; negative h and w, those of text, count as 0."""
+
+    def axis_positions(self, positions: Tensor) -> Tensor:
+        """What each axis is turned by, int [..., 3], from (t, h, w) of slots, int [..., 3]."""
+        if not self.relative:
+            return positions
+        first = positions[..., :1]
+        return torch.cat([first, first + positions[..., 1:].clamp_min(0)], dim=-1)
 
     def rotate(self, keys: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """Turn raw keys to their positions.
@@ -46,7 +56,8 @@ class Rotary:
         half = keys.shape[-1] // 2
         for start in range(0, keys.shape[-2], BLOCK_SLOTS):
             rows = slice(start, start + BLOCK_SLOTS)
-            angles = positions[..., rows, :].float()[..., self.axes] * self.inverse_frequencies
+            at = self.axis_positions(positions[..., rows, :])
+            angles = at.float()[..., self.axes] * self.inverse_frequencies
             cos, sin = angles.cos(), angles.sin_()
             if factor != 1.0:
                 cos, sin = cos * factor, sin * factor
@@ -87,7 +98,7 @@ class Rotary:
 
     def _find_time_parts(self) -> Iterator[tuple[slice, slice, Tensor]]:
         half = self.axes.numel()
-        pairs = (self.axes == 0).nonzero()[:, 0].tolist()
+        pairs = list(range(half)) if self.relative else (self.axes == 0).nonzero()[:, 0].tolist()
         while pairs:
             step = pairs[1] - pairs[0] if len(pairs) > 1 else 1
             length = next((i for i in range(1, len(pairs)) if pairs[i] - pairs[i - 1] != step), len(pairs))

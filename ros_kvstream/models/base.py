@@ -1,4 +1,8 @@
-"""The one interface over all model families: frames to tokens, tokens to positions, a forward into the arena."""
+"""The one interface over all model families: frames to tokens, tokens to positions, a forward into the arena.
+
+docs/add_a_model.md shows how a family is added. Most are written on top of models/network.py, which does for every
+network of transformers what does not depend on the family.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from torch import Tensor
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
+from ros_kvstream.models.layout import Layout, grid_places, text_places
 
 Frame = NDArray[np.uint8]
 """A picture, RGB uint8 [height, width, 3]."""
@@ -22,14 +27,21 @@ Frame = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class FrameTokens:
-    """One frame after the vision tower."""
+    """One frame as the language model gets it."""
 
     embeddings: Tensor
-    """[rows * columns, hidden], raster order; of a thinned frame only those of the kept patches."""
+    """[tokens, width] in the order of the sequence. Width is the hidden size, or a multiple of it where features of
+    several tower layers go in (DeepStack); text may be narrower."""
     rows: int
     columns: int
-    kept: Tensor | None = None
-    """bool [rows * columns], True for the patches that are prefilled; None for all of them."""
+    """Grid of its patches."""
+    places: Tensor | None = None
+    """(row, column) of each token, int32 [tokens, 2], negative for what is no patch (models/layout.py); None for all
+    patches in raster order and nothing else."""
+    before: int = 0
+    """Tokens of text before the grid."""
+    after: int = 0
+    """Tokens of text behind it."""
 
 
 class VideoLanguageModel(ABC):
@@ -43,13 +55,17 @@ class VideoLanguageModel(ABC):
     """False when there were no weights to load and random ones are used."""
     shape: CacheShape
     rotary: Rotary
+    layout: Layout
+    """Where tokens are put."""
     device: torch.device
-    tokens_per_second: float
-    """Temporal positions per second of stream time."""
+    tokens_per_second: float = 0.0
+    """Positions per second of stream time; 0 where positions follow the order of arrival instead."""
     position_limit: int
     """First position outside the trained range."""
     patch_side: int = 28
     """Side in pixels of the resized picture's square that one visual token stands for."""
+    frame_text_room: int = 0
+    """Most tokens of text around one frame."""
     prefix_ids: tuple[int, ...]
     """Tokens before the frames: system prompt, opening of the user's turn, start of vision."""
     eos_ids: frozenset[int]
@@ -63,13 +79,21 @@ class VideoLanguageModel(ABC):
 
     @abstractmethod
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
-        """Run the vision tower on pictures of any sizes."""
+        """Run the vision tower on pictures of any sizes; without the texts of ``frame_text``."""
+
+    def frame_tokens(self, rows: int, columns: int) -> int:
+        """Most tokens of a frame with this grid: patches, separators and text."""
+        return rows * columns + self.frame_text_room
 
     # -- text -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def suffix_ids(self, question: str) -> list[int]:
         """Tokens after the frames: end of vision, the question, opening of the answer."""
+
+    def frame_text(self, seconds: float) -> tuple[list[int], list[int]]:
+        """Tokens before and behind the grid of a frame seen at this time of the stream; none by default."""
+        return [], []
 
     @abstractmethod
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -79,26 +103,48 @@ class VideoLanguageModel(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Answer tokens to text."""
 
+    def complete(self, tokens: FrameTokens, seconds: float, kept: Tensor | None = None) -> FrameTokens:
+        """A frame from the tower with its text around it, and of its patches only those kept.
+
+        :param kept: bool [rows * columns]; None for all.
+        """
+        before, after = self.frame_text(seconds)
+        if kept is None and not before and not after:
+            return tokens
+        embeddings = tokens.embeddings
+        places = grid_places(tokens.rows, tokens.columns) if tokens.places is None else tokens.places
+        if kept is not None:
+            patch = (places[:, 0] * tokens.columns + places[:, 1]).clamp_min(0).long()
+            stays = kept[patch] | (places[:, 0] < 0)
+            embeddings, places = embeddings[stays.to(embeddings.device)], places[stays]
+        if before or after:
+            text = self.embed([*before, *after])
+            text = torch.nn.functional.pad(text, (0, embeddings.shape[1] - text.shape[1]))
+            embeddings = torch.cat([text[: len(before)], embeddings, text[len(before) :]])
+            first, last = text_places(len(before), len(after))
+            places = torch.cat([first, places, last])
+        return FrameTokens(embeddings, tokens.rows, tokens.columns, places, len(before), len(after))
+
     # -- positions ------------------------------------------------------------------------------------------------
 
-    def frame_positions(self, t: int, rows: int, columns: int) -> Tensor:
-        """(t, h, w) of one frame's tokens in raster order, int32 [rows * columns, 3] (M-RoPE, Qwen2-VL section 2.1)."""
-        start = len(self.prefix_ids)
-        h = torch.arange(start, start + rows, dtype=torch.int32).repeat_interleave(columns)
-        w = torch.arange(start, start + columns, dtype=torch.int32).repeat(rows)
-        return torch.stack([torch.full_like(h, t), h, w], dim=-1)
+    def frame_span(self, tokens: FrameTokens) -> int:
+        """Positions along the first axis that a frame takes."""
+        return tokens.before + self.layout.span(tokens.rows, tokens.columns) + tokens.after
+
+    def frame_positions(self, start: int, rows: int, columns: int, places: Tensor | None = None) -> Tensor:
+        """(p, h, w) of one frame's tokens whose grid starts at ``start``, int32 [tokens, 3].
+
+        :param places: (row, column) of the tokens, [tokens, 2]; None for all patches in raster order.
+        """
+        return self.layout.frame(start, grid_places(rows, columns) if places is None else places, rows, columns)
 
     def text_positions(self, start: int, tokens: int) -> Tensor:
-        """(t, h, w) of text from ``start`` on, equal on all axes, int32 [tokens, 3]."""
-        return torch.arange(start, start + tokens, dtype=torch.int32)[:, None].expand(tokens, 3)
+        """(p, h, w) of text of no frame from ``start`` on, int32 [tokens, 3]."""
+        return self.layout.text(start, tokens)
 
-    def text_start(self, newest_t: int, largest_side: int) -> int:
-        """First position after the frames: one more than any of theirs.
-
-        transformers 5.24 starts at ``start + max(rows, columns)`` instead, which can lie before the newest frame
-        (its issue 45381); a question must come after what it asks about.
-        """
-        return max(newest_t, len(self.prefix_ids) + largest_side - 1) + 1
+    def text_start(self, newest: int, largest_side: int) -> int:
+        """First position after the frames: one more than any of theirs."""
+        return self.layout.after(newest, largest_side)
 
     # -- the language model ---------------------------------------------------------------------------------------
 
@@ -114,7 +160,7 @@ class VideoLanguageModel(ABC):
     ) -> Tensor | None:
         """Run announced tokens (``arena.begin``) through the language model; each layer writes into the arena.
 
-        :param embeddings: [tokens, hidden]; :param positions: int32 [tokens, 3].
+        :param embeddings: [tokens, width]; :param positions: (p, h, w), int32 [tokens, 3].
         :param visible: per layer bool [kv_heads, slots] over the first slots, False where a slot is hidden from these
             tokens; None shows everything.
         :param logits: whether the last token's logits are wanted; returned float32 [vocabulary], else None.

@@ -39,7 +39,13 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "qwen2_vl": Family("ros_kvstream.models.qwen2_vl", "Qwen2VLForConditionalGeneration"),
     "qwen2_5_vl": Family("ros_kvstream.models.qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3_vl": Family("ros_kvstream.models.qwen3_vl", "Qwen3VLForConditionalGeneration"),
+    "llava_onevision": Family("ros_kvstream.models.llava_onevision", "LlavaOnevisionForConditionalGeneration"),
+    "llava_next_video": Family("ros_kvstream.models.llava_next_video", "LlavaNextVideoForConditionalGeneration"),
+    "llava_next": Family("ros_kvstream.models.llava_next", "LlavaNextForConditionalGeneration"),
+    "smolvlm": Family("ros_kvstream.models.smolvlm2", "SmolVLMForConditionalGeneration"),
 }
 """Supported families by the ``model_type`` of their config.json."""
 

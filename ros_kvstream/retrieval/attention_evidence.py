@@ -11,11 +11,11 @@ from ros_kvstream.memory.arena import Arena
 
 
 @torch.inference_mode()
-def attention_mass(arena: Arena, queries: Mapping[int, Tensor], position: int) -> dict[int, float]:
+def attention_mass(arena: Arena, queries: Mapping[int, Tensor], position: Tensor) -> dict[int, float]:
     """Share of attention per frame, averaged over the given layers and all query heads; sums to 1 over frames.
 
     :param queries: layer -> un-rotated queries of one token, float32 [heads, head_dim].
-    :param position: the token's position (text: equal on all axes).
+    :param position: (p, h, w) of the token, int32 [1, 3].
     """
     mass: dict[int, float] = {}
     for index, query in queries.items():
@@ -23,7 +23,7 @@ def attention_mass(arena: Arena, queries: Mapping[int, Tensor], position: int) -
         kv_heads, slots = view.frames.shape
         if slots == 0:
             continue
-        at = torch.full((query.shape[0], 1, 3), position, dtype=torch.int32, device=query.device)
+        at = position.to(query.device).expand(query.shape[0], 1, 3)
         turned = arena.rotary.rotate(query[:, None], at).view(kv_heads, -1, query.shape[-1])
         logits = torch.bmm(turned, view.keys.float().transpose(1, 2)) * query.shape[-1] ** -0.5
         shares = logits.softmax(-1).mean(1).flatten()

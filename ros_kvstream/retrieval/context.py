@@ -17,7 +17,9 @@ from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.frame_log import FrameLog
 from ros_kvstream.memory.positions import PositionClock
 from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.records import FrameEvidence
+from ros_kvstream.retrieval.cells import cell_places
 from ros_kvstream.retrieval.fusion import RankedFrame, filter_slots
 from ros_kvstream.retrieval.internal import question_queries
 from ros_kvstream.retrieval.now_gate import within_room
@@ -124,7 +126,7 @@ class ContextBuilder:
         return question_queries(queries, self.recall.settings.query)
 
     def _times(self, fetched: Sequence[ArchivedFrame], shown: Sequence[int], start: int) -> list[int]:
-        """Temporal position of each retrieved frame, oldest first.
+        """First position of each retrieved frame's grid, oldest first.
 
         Consecutive: right before the oldest moment that the arena shows (before the question, when it shows none).
         """
@@ -136,15 +138,24 @@ class ContextBuilder:
             wanted = torch.isin(slots.frames, torch.tensor(shown, dtype=torch.int32, device=slots.frames.device))
             if wanted.any():
                 oldest = int(slots.positions[..., 0][wanted].min())
-        return [oldest - len(fetched) + index for index in range(len(fetched))]
+        starts = []
+        for frame, places in zip(reversed(fetched), reversed(self._places(fetched)), strict=True):
+            before, after = ((places[:, 0] == side).sum().item() for side in (TEXT_BEFORE, TEXT_AFTER))
+            oldest -= int(self.model.layout.span(*frame.grid) + before + after)
+            starts.append(oldest + int(before))
+        return starts[::-1]
 
-    def _append(self, fetched: Sequence[ArchivedFrame], times: Sequence[int]) -> None:
+    def _places(self, fetched: Sequence[ArchivedFrame]) -> list[Tensor]:
+        """Places of each retrieved frame's tokens, int32 [tokens, 2]."""
+        numbers = [frame.places[:, 0].long() * frame.grid[1] + frame.places[:, 1] for frame in fetched]
+        return [cell_places(self.model, found, *frame.grid) for found, frame in zip(numbers, fetched, strict=True)]
+
+    def _append(self, fetched: Sequence[ArchivedFrame], starts: Sequence[int]) -> None:
         """Write retrieved frames behind the arena's slots, keys turned to their positions."""
-        origin = len(self.model.prefix_ids)
         positions = torch.cat(
             [
-                torch.cat([torch.full((len(frame.places), 1), t), frame.places + origin], dim=1).to(torch.int32)
-                for frame, t in zip(fetched, times, strict=True)
+                self.model.frame_positions(start, *frame.grid, places)
+                for frame, start, places in zip(fetched, starts, self._places(fetched), strict=True)
             ]
         )
         counts = torch.tensor([len(frame.places) for frame in fetched])
@@ -171,7 +182,7 @@ class ContextBuilder:
                 evidence.append(_evidence_of(ranked, *stamps, 1.0))
             if frame is None:
                 continue
-            share = len(frame.places) / (frame.grid[0] * frame.grid[1])
+            share = min(1.0, len(frame.places) / (frame.grid[0] * frame.grid[1]))
             evidence.append(_evidence_of(ranked, frame.stamp, frame.stamp_end, frame.camera, share))
         return tuple(evidence)
 

@@ -22,6 +22,7 @@ from ros_kvstream.memory.archive_snapshot import empty_for
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.frame_log import FrameRecord
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
+from ros_kvstream.retrieval.cells import cell_numbers
 from ros_kvstream.retrieval.external import ExternalEncoder, make_encoder
 from ros_kvstream.retrieval.retriever import Retriever
 from ros_kvstream.retrieval.settings import RetrievalSettings
@@ -59,12 +60,18 @@ class Recall:
         self._waiting: deque[tuple[int, NDArray[np.uint8]]] = deque()
         self._failure = ""
         self._too_large = 0
+        if retrieval.positions == "original" and not model.tokens_per_second:
+            raise SettingsError(
+                f"retrieval.positions = 'original': positions of the family {model.family} follow the order of "
+                "arrival, not time. Use consecutive."
+            )
         self.layers = retrieval.layers or default_layers(model.shape.layers)
         if max(self.layers) >= model.shape.layers:
             raise SettingsError(f"retrieval.layers = {self.layers}: the model has layers 0 to {model.shape.layers - 1}")
-        plan_archive(self._shape(archive.frame_patches or 1), archive)
-        if archive.frame_patches:
-            self._open(archive.frame_patches)
+        largest = archive.frame_patches + model.frame_text_room if archive.frame_patches else 0
+        plan_archive(self._shape(largest or 1), archive)
+        if largest:
+            self._open(largest)
 
     def _shape(self, patches: int) -> ArchiveShape:
         shape, side = self._model.shape, self.encoder.picture_side if self.encoder else 0
@@ -123,12 +130,11 @@ class Recall:
             return
         sizes = [len(tokens.embeddings) for tokens in encoded]
         keys, values = self._newest(arena, sum(sizes))
-        places = arena.frame_slots(0).positions[0, -sum(sizes) :, 1:].cpu().long() - len(self._model.prefix_ids)
         start = 0
         for frame, tokens, record, size in zip(frames, encoded, records, sizes, strict=True):
             rows = slice(start, start + size)
             start += size
-            if tokens.rows * tokens.columns > self.archive.plan.shape.patches:
+            if self._model.frame_tokens(tokens.rows, tokens.columns) > self.archive.plan.shape.patches:
                 self._too_large += 1
                 continue
             taken = self.archive.add(
@@ -141,7 +147,7 @@ class Recall:
                     values[:, :, rows],
                     stamp_end=record.stamp_end,
                     thumbnail=self._thumbnail(frame),
-                    patches=places[rows, 0] * tokens.columns + places[rows, 1],
+                    patches=cell_numbers(self._model, tokens),
                 )
             )
             if taken and self.encoder is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,27 +23,35 @@ CHAT_TEMPLATE = (
 )
 
 
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """Word-level, with Qwen's special tokens and a chat template of its form."""
-    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *WORDS, "\n"])}
+def small_tokenizer(
+    special: Sequence[str] = SPECIAL,
+    words: Sequence[str] = WORDS,
+    pattern: str = r"\n|[^\s]+",
+    template: str = CHAT_TEMPLATE,
+) -> PreTrainedTokenizerFast:
+    """Word-level, with a family's special tokens (Qwen's by default) and a chat template of its form.
+
+    :param pattern: what one word is; all between words is dropped.
+    """
+    vocabulary = {word: index for index, word in enumerate([*special, *words, "\n"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
-    split = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
+    split = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
     tokenizer.pre_tokenizer = split
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<|unk|>", pad_token="<|pad|>", eos_token="<|im_end|>"
     )
-    fast.add_special_tokens({"additional_special_tokens": SPECIAL[2:]})
-    fast.chat_template = CHAT_TEMPLATE
+    fast.add_special_tokens({"additional_special_tokens": list(special[2:])})
+    fast.chat_template = template
     return fast
 
 
-def image_processor(pixels: int = 56 * 56) -> Any:
+def image_processor(pixels: int = 56 * 56, **options: Any) -> Any:
     """Qwen's own, limited to small pictures."""
     try:
         from transformers import Qwen2VLImageProcessorPil as Processor
     except ImportError:
         from transformers import Qwen2VLImageProcessor as Processor
-    return Processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels})
+    return Processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels}, **options)
 
 
 def qwen2_5_vl(
@@ -92,12 +101,18 @@ def qwen2_5_vl(
         vision_start_token_id=ids["vision_start"],
         vision_end_token_id=ids["vision_end"],
     )
+    network = random_network(Qwen2_5_VLForConditionalGeneration, config, seed, dtype)
+    return Qwen25VL("random", network, tokenizer, image_processor(pixels))
+
+
+def random_network(architecture: Any, config: Any, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A network with weights large enough that every part of it matters."""
     torch.manual_seed(seed)
-    network = Qwen2_5_VLForConditionalGeneration(config).to(dtype)
+    network = architecture(config).to(dtype)
     for parameter in network.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.15)
-    return Qwen25VL("random", network, tokenizer, image_processor(pixels))
+    return network
 
 
 def cheap_vision(model: Qwen25VL) -> Qwen25VL:

@@ -1,0 +1,141 @@
+"""Where a family puts tokens: which positions a frame takes, and what a slot remembers of each of its tokens.
+
+A slot carries three numbers (p, h, w). ``p`` is the position along the first axis, which re-basing moves; (h, w) is the
+token's place in its picture, which policies, archive and pictures of kept tokens align frames by. What a key is
+rotated by follows from the three (memory/rotary.py): a 1-D family turns by p alone, M-RoPE by (p, h, w), and a family
+whose grids start at their place in the sequence by (p, p + h, p + w).
+
+Places: a patch is at (row, column), from 0. Tokens of a frame that are no patches have negative places:
+(TEXT_BEFORE, -n .. -1) is text before the grid, (TEXT_AFTER, 0 .. n - 1) text behind it, (SEPARATOR, row) the
+separator behind a row of patches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TEXT_BEFORE, TEXT_AFTER, SEPARATOR = -1, -2, -3
+"""h of a frame's tokens that are no patches."""
+
+
+def grid_places(rows: int, columns: int) -> Tensor:
+    """(row, column) of all patches in raster order, int32 [rows * columns, 2]."""
+    row = torch.arange(rows, dtype=torch.int32).repeat_interleave(columns)
+    column = torch.arange(columns, dtype=torch.int32).repeat(rows)
+    return torch.stack([row, column], dim=-1)
+
+
+def text_places(before: int, after: int) -> tuple[Tensor, Tensor]:
+    """Places of the texts before and behind a grid, int32 [before, 2] and [after, 2]."""
+    left, right = torch.arange(-before, 0, dtype=torch.int32), torch.arange(after, dtype=torch.int32)
+    first = torch.stack([torch.full_like(left, TEXT_BEFORE), left], dim=-1)
+    return first, torch.stack([torch.full_like(right, TEXT_AFTER), right], dim=-1)
+
+
+class Layout(ABC):
+    """A family's positions."""
+
+    origin: int = 0
+    """h and w in the slots of the patch at row 0, column 0."""
+    sequential: bool = True
+    """Whether a frame takes more positions the more tokens it has."""
+
+    @abstractmethod
+    def span(self, rows: int, columns: int) -> int:
+        """Positions along the first axis that a grid takes, its separators included."""
+
+    @abstractmethod
+    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
+        """Position of tokens of a frame from its grid's first position on, int32 [tokens]; places int [tokens, 2]."""
+
+    def frame(self, start: int, places: Tensor, rows: int, columns: int) -> Tensor:
+        """(p, h, w) of a frame's tokens whose grid starts at ``start``, int32 [tokens, 3]."""
+        along = start + self.offsets(places.int(), rows, columns)
+        return torch.cat([along[:, None], places.int() + self.origin], dim=-1).int()
+
+    def text(self, start: int, tokens: int) -> Tensor:
+        """(p, h, w) of text of no frame from ``start`` on, int32 [tokens, 3]."""
+        along = torch.arange(start, start + tokens, dtype=torch.int32)
+        return torch.stack([along, *[torch.full_like(along, -1)] * 2], dim=-1)
+
+    def after(self, newest: int, largest_side: int) -> int:
+        """First position behind the frames: of the newest the last position, of all the most rows or columns."""
+        return newest + 1
+
+
+@dataclass(frozen=True)
+class TimedGrids(Layout):
+    """Qwen2-VL and Qwen2.5-VL: the whole stream is one video; p is a frame's time, h and w count from the prompt's end.
+
+    M-RoPE, Qwen2-VL section 2.1. Frames have no text of their own.
+    """
+
+    origin: int
+    sequential = False
+
+    def span(self, rows: int, columns: int) -> int:
+        """A frame is one moment."""
+        return 1
+
+    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
+        """All tokens of a frame are of one moment."""
+        return torch.zeros(len(places), dtype=torch.int32)
+
+    def text(self, start: int, tokens: int) -> Tensor:
+        """Equal on all axes."""
+        return torch.arange(start, start + tokens, dtype=torch.int32)[:, None].expand(tokens, 3)
+
+    def after(self, newest: int, largest_side: int) -> int:
+        """One more than any position of the frames.
+
+        transformers 5.24 starts at ``origin + max(rows, columns)`` instead, which can lie before the newest frame
+        (its issue 45381); a question must come after what it asks about.
+        """
+        return max(newest, self.origin + largest_side - 1) + 1
+
+
+@dataclass(frozen=True)
+class TokenSequence(Layout):
+    """1-D families: p is the running index in the sequence; h and w serve the alignment of frames alone."""
+
+    separators: bool = False
+    """Whether a separator stands behind each row of patches."""
+
+    def span(self, rows: int, columns: int) -> int:
+        """Every token takes a position."""
+        return rows * (columns + int(self.separators))
+
+    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
+        """Raster order, separators at the ends of the rows, texts around."""
+        width = columns + int(self.separators)
+        h, w = places.unbind(-1)
+        along = h * width + w
+        along = torch.where(h == SEPARATOR, w * width + columns, along)
+        return _texts(places, along, self.span(rows, columns))
+
+
+@dataclass(frozen=True)
+class SequencedGrids(Layout):
+    """Qwen3-VL: text counts on, a grid starts where the text before it ended and takes as much as its longer side.
+
+    Every patch has the grid's first position as its p; its h and w are turned by p + row and p + column.
+    """
+
+    def span(self, rows: int, columns: int) -> int:
+        """The longer side."""
+        return max(rows, columns)
+
+    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
+        """0 for patches; texts count."""
+        return _texts(places, torch.zeros(len(places), dtype=torch.int32), self.span(rows, columns))
+
+
+def _texts(places: Tensor, along: Tensor, span: int) -> Tensor:
+    """Offsets with those of the texts around the grid filled in."""
+    h, w = places.unbind(-1)
+    along = torch.where(h == TEXT_BEFORE, w, along)
+    return torch.where(h == TEXT_AFTER, span + w, along)

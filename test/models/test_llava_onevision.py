@@ -1,0 +1,78 @@
+"""LLaVA-OneVision: the oracle, and what 1-D positions ask of the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import family_checks as checks
+from support.tiny_families import llava_onevision
+
+from ros_kvstream.errors import SettingsError
+from ros_kvstream.models.llava_onevision import LlavaOneVision
+from ros_kvstream.settings import ArchiveSettings, RetrievalSettings
+
+
+def one_shot(model: LlavaOneVision, frames: list[np.ndarray], stamps: list[float], question: str) -> torch.Tensor:
+    """Logits of the library's own forward over one video; positions, mask and newline are its own."""
+    pixels = model.image_processor(images=frames, return_tensors="pt")["pixel_values"]
+    video = model.network.config.video_token_id
+    tokens = len(frames) * np.prod(model.grid(*checks.SIZE)) + 1
+    ids = [*model.prefix_ids, *[video] * tokens, *model.suffix_ids(question)[1:]]
+    with torch.inference_mode():
+        return checks.plain_network(model)(
+            input_ids=torch.tensor([ids]), pixel_values_videos=pixels[None], use_cache=False
+        ).logits[0]
+
+
+@pytest.mark.parametrize("block_frames", [1, 3])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_streamed_memory_equals_the_familys_own_forward(block_frames: int, seed: int) -> None:
+    checks.check_oracle(llava_onevision(seed=seed), one_shot, block_frames, seed)
+
+
+def test_every_frame_matters() -> None:
+    checks.check_every_frame_matters(llava_onevision())
+
+
+def test_keys_can_be_turned_back() -> None:
+    checks.check_rotation(llava_onevision())
+
+
+def test_every_policy_keeps_its_cap_at_a_quarter_of_the_full_cache() -> None:
+    checks.check_policies(llava_onevision())
+
+
+def test_retrieval_leaves_no_trace() -> None:
+    checks.check_retrieval(llava_onevision())
+
+
+def test_retrieved_frames_answer_like_kept_ones() -> None:
+    checks.check_retrieved_equals_kept(llava_onevision(layers=1))
+
+
+def test_a_stream_past_the_trained_range_answers_like_a_short_one() -> None:
+    checks.check_far_stream(llava_onevision(layers=1, limit=300), 80)
+
+
+def test_a_saved_memory_goes_on(tmp_path: Path) -> None:
+    checks.check_save_and_load(llava_onevision(layers=2), tmp_path / "memory")
+
+
+def test_positions_are_running_indices_and_places_those_of_the_grid() -> None:
+    model = llava_onevision(layers=1)
+    memory = checks.stream_of(model)
+    checks.feed(memory, checks.frames_of(0, 2), [0.0, 1000.0])
+    positions = memory.arena.frame_slots(0).positions[0]
+    start = len(model.prefix_ids)
+    assert positions[:, 0].tolist() == list(range(start, start + 18))
+    assert positions[:9, 1:].tolist() == positions[9:, 1:].tolist() == [[i // 3, i % 3] for i in range(9)]
+    assert model.text_start(memory.clock.newest, 3) == start + 18
+
+
+def test_original_positions_of_retrieved_frames_are_refused_where_positions_are_no_times() -> None:
+    archive, retrieval = ArchiveSettings(budget_mib=1.0), RetrievalSettings(positions="original")
+    with pytest.raises(SettingsError, match="consecutive"):
+        checks.stream_of(llava_onevision(layers=1), archive=archive, retrieval=retrieval)
