@@ -8,23 +8,26 @@ from collections.abc import Sequence
 
 import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.lifecycle_node import KvStreamNode
 
 BAD_PARAMETER = 2
 """Exit status for a parameter value that is refused at start."""
+NO_MIDDLEWARE = 3
+"""Exit status when the middleware does not start, such as where security is demanded and cannot be had."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until it is told to end; returns the exit status."""
-    rclpy.init(args=arguments)
     try:
+        rclpy.init(args=arguments)
         node = KvStreamNode()
     except SettingsError as error:
-        rclpy.logging.get_logger("kvstream").fatal(str(error))
-        rclpy.try_shutdown()
-        return BAD_PARAMETER
+        return _ended(str(error), BAD_PARAMETER)
+    except rclpy_implementation.RCLError as error:
+        return _ended(f"ROS 2 does not start: {error}", NO_MIDDLEWARE)
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
@@ -43,6 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+def _ended(reason: str, status: int) -> int:
+    """Say why the node does not run; returns the exit status."""
+    rclpy.logging.get_logger("kvstream").fatal(reason)
+    rclpy.try_shutdown()
+    return status
 
 
 if __name__ == "__main__":

@@ -236,21 +236,23 @@ class RunningNode:
 
 
 @contextmanager
-def running_node(folder: Path, parameters: dict[str, Any] | None = None, *arguments: str) -> Iterator[RunningNode]:
+def running_node(folder: Path, parameters: dict[str, Any] | None = None, *arguments: str,
+                 environment: dict[str, str] | None = None) -> Iterator[RunningNode]:
     """Run a node process in a domain of its own; both ends are gone afterwards, whatever happens.
 
-    :param folder: for the log; :param parameters: node parameters over SMALL; :param arguments: further ROS arguments.
+    :param folder: for the log; :param parameters: node parameters over SMALL; :param arguments: further ROS arguments;
+    :param environment: variables of the node's process alone.
     """
     given = [part for name, value in {**SMALL, **(parameters or {})}.items() for part in ("-p", f"{name}:={value}")]
     log = folder / "node.log"
     with own_domain() as domain:
-        environment = {**os.environ, "ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
-                       "OMP_NUM_THREADS": "1", "ROS_LOG_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
+        variables = {**os.environ, "ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+                     "OMP_NUM_THREADS": "1", "ROS_LOG_DIR": str(folder), "PYTHONUNBUFFERED": "1", **(environment or {})}
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
         with open(log, "w") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", *given, *arguments],
-                stdout=output, stderr=subprocess.STDOUT, text=True, env=environment)
+                stdout=output, stderr=subprocess.STDOUT, text=True, env=variables)
         context = rclpy.Context()
         rclpy.init(context=context, domain_id=domain)
         node = RunningNode(process, log, context)
