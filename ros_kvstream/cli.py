@@ -46,6 +46,7 @@ BENCHMARKS: dict[str, Command] = {
     "selection": Command("ros_kvstream.evaluation.selection_benchmark", "speed of the selection policies"),
     "policies": Command("ros_kvstream.evaluation.policy_benchmark", "accuracy of every policy by budget"),
     "retrieval": Command("ros_kvstream.evaluation.retrieval_benchmark", "recall and accuracy of the retrieval experts"),
+    "families": Command("ros_kvstream.evaluation.families_benchmark", "bytes and tokens of every supported model"),
     "ingest": Command("ros_kvstream.evaluation.ingest_benchmark", "speed of a frame's and a question's way"),
     "thinning": Command("ros_kvstream.evaluation.thinning_benchmark", "what frame gate and saliency save and cost"),
 }

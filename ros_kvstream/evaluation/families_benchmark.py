@@ -1,0 +1,140 @@
+"""`kvstream benchmark families`: what a frame costs, and how many a budget holds, for every supported model.
+
+Computed from configs alone (published_configs/*.json): no weights, no network. Parameters are counted on torch's meta
+device with transformers' own classes, tokens per frame are those of the family's own file under models/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ros_kvstream.commands.inspect import frame_size, plan_memory, size
+from ros_kvstream.errors import BudgetError
+from ros_kvstream.settings import MemorySettings, ModelSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ros_kvstream.models.base import VideoLanguageModel
+
+CONFIGS = Path(__file__).parent / "published_configs"
+BUDGETS_MIB = {"frames_in_256_mib": 256.0, "frames_in_1_gib": 1024.0}
+DTYPE = "bfloat16"
+"""Type that all of them are published in."""
+WORDS = r"\n|[0-9]|[A-Za-z]+|[^\sA-Za-z0-9]"
+"""What the stand-in tokenizer takes for one token: words, single digits, single signs."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    families = sorted(path.stem for path in CONFIGS.glob("*.json"))
+    parser.add_argument("--frame", type=frame_size, default=(640, 480), metavar="WxH", help="picture size (640x480)")
+    parser.add_argument("--family", choices=families, help="only this one")
+
+
+def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Compute all models; returns the JSON object of DESIGN.md, and more in it."""
+    report: dict[str, Any] = {}
+    for path in sorted(CONFIGS.glob("*.json")):
+        if options.family in (None, path.stem):
+            with console.status(f"Reading the configs of {path.stem}"):
+                report[path.stem] = family_report(path, options.frame)
+    return report
+
+
+def family_report(path: Path, frame: tuple[int, int]) -> dict[str, Any]:
+    """One family's models, from its file of published configs; ``frame``: width and height in pixels."""
+    published = json.loads(path.read_text())
+    models = {}
+    for name, folder in model_folders(published):
+        from ros_kvstream.models.loading import describe_model
+
+        model = describe_model(ModelSettings(path=str(folder), device="cpu", dtype=DTYPE))
+        given = published["models"][name]
+        models[name] = {
+            **model_report(model, frame),
+            "published_parameters": given["published_parameters"],
+            "unconfirmed": given["unconfirmed"],
+        }
+    return {"frame": {"width": frame[0], "height": frame[1]}, "models": models}
+
+
+def model_folders(published: dict[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Each model of a family as a folder that loading can read: config, preprocessor, and a stand-in tokenizer.
+
+    The stand-in knows the family's special tokens and one token per word, so texts take about as many tokens as with
+    the real one; pictures take exactly as many. Placeholders in the config get the stand-in's ids.
+    """
+    for name, given in published["models"].items():
+        with tempfile.TemporaryDirectory() as folder:
+            place, tokenizer = Path(folder), _tokenizer(published["special_tokens"], published.get("chat_template"))
+            ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in published["placeholders"].items()}
+            (place / "config.json").write_text(json.dumps({**given["config"], **ids, "dtype": DTYPE}))
+            (place / "preprocessor_config.json").write_text(json.dumps(published["preprocessor_config"]))
+            tokenizer.save_pretrained(place)
+            yield name, place
+
+
+def _tokenizer(special: list[str], template: str | None) -> Any:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(["<unk>", *special])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    fast.add_special_tokens({"additional_special_tokens": special})
+    fast.chat_template = template
+    return fast
+
+
+def model_report(model: VideoLanguageModel, frame: tuple[int, int]) -> dict[str, Any]:
+    """Figures of one model; a budget that is too small for it holds 0 frames."""
+    from ros_kvstream.models.weight_memory import count_parameters
+
+    rows, columns = model.grid(frame[1], frame[0])
+    tokens = model.frame_tokens(rows, columns)
+    figures: dict[str, Any] = {
+        "parameters": count_parameters(model.network),  # type: ignore[attr-defined]
+        "bytes_per_token": model.shape.token_bytes,
+        "slot_bytes": model.shape.slot_bytes,
+        "rows": rows,
+        "columns": columns,
+        "tokens_per_frame": tokens,
+        "position_limit": model.position_limit,
+    }
+    for name, budget in BUDGETS_MIB.items():
+        try:
+            figures[name] = plan_memory(model, MemorySettings(budget_mib=budget), tokens).frame_slots // tokens
+        except BudgetError:
+            figures[name] = 0
+    return figures
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Print one table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    width, height = (next(iter(report.values()))["frame"][side] for side in ("width", "height"))
+    table = Table(title=f"Frames of {width} x {height} pixels, {DTYPE}", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("model", "parameters", "a token", "tokens a frame", "a frame", "256 MiB", "1 GiB"):
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for family in report.values():
+        for name, figures in family["models"].items():
+            table.add_row(
+                name.split("/")[-1] + ("*" if figures["unconfirmed"] else ""),
+                f"{figures['parameters'] / 1e9:.2f} B",
+                size(figures["bytes_per_token"]),
+                f"{figures['tokens_per_frame']}",
+                size(figures["bytes_per_token"] * figures["tokens_per_frame"]),
+                f"{figures['frames_in_256_mib']:,}",
+                f"{figures['frames_in_1_gib']:,}",
+            )
+    console.print(table)
+    console.print("* something of its config could not be confirmed, see docs/models.md")
