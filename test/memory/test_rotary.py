@@ -47,3 +47,24 @@ def test_dot_products_depend_on_the_distance_of_positions_only() -> None:
     near = (turn.rotate(query, at) * turn.rotate(key, other)).sum()
     far = (turn.rotate(query, at + 700) * turn.rotate(key, other + 700)).sum()
     assert torch.allclose(near, far, atol=1e-3)
+
+
+def test_relative_places_turn_by_their_sum_and_text_by_its_position_alone() -> None:
+    plain, relative = rotary(8), Rotary(rotary(8).inverse_frequencies, rotary(8).axes, relative=True)
+    keys = torch.randn(1, 3, 16)
+    slots = torch.tensor([[[70, 2, 5], [71, 0, 0], [72, -1, -9]]], dtype=torch.int32)
+    turned_by = torch.tensor([[[70, 72, 75], [71, 71, 71], [72, 72, 72]]], dtype=torch.int32)
+    assert torch.equal(relative.axis_positions(slots), turned_by)
+    assert torch.equal(relative.rotate(keys, slots), plain.rotate(keys, turned_by))
+    assert torch.allclose(relative.unrotate(relative.rotate(keys, slots), slots), keys, atol=1e-5)
+
+
+def test_keys_of_one_place_at_different_times_compare_alike_once_turned_back_in_time() -> None:
+    for axes, relative in ((torch.zeros(8, dtype=torch.int64), False), (torch.arange(8) % 3, True)):
+        turn = Rotary(rotary(8).inverse_frequencies, axes, relative=relative)
+        raw = torch.randn(1, 1, 16).expand(1, 2, 16)
+        slots = torch.tensor([[[30, 2, 5], [3000, 2, 5]]], dtype=torch.int32)
+        keys = turn.rotate(raw, slots)
+        angles = turn.time_angles(slots[0, :, 0])
+        turn.turn_back_in_time(turn.time_halves(keys), angles)
+        assert torch.cosine_similarity(keys[0, 0], keys[0, 1], dim=0) > 1 - 1e-5
