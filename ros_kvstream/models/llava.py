@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ros_kvstream.errors import ModelError
 from ros_kvstream.models.base import Frame, FrameTokens
-from ros_kvstream.models.chat_template import split_chat_template
+from ros_kvstream.models.chat_template import split_chat_template, use_processor_template
+from ros_kvstream.models.checkpoint import Checkpoint
 from ros_kvstream.models.layout import TokenSequence
 from ros_kvstream.models.network import NetworkModel
 
-PICTURE_PROCESSORS = ("CLIPImageProcessorPil", "CLIPImageProcessor")
-"""Plain resize and normalisation with the numbers of the checkpoint's own preprocessor_config.json."""
+Family = TypeVar("Family", bound="SquareFrames")
 
 
 class SquareFrames(NetworkModel):
@@ -28,21 +28,27 @@ class SquareFrames(NetworkModel):
     """
 
     def __init__(
-        self, name: str, model: Any, tokenizer: Any, image_processor: Any, *, side: int, marker: str, kind: str,
-        trained: bool = True,
+        self, name: str, model: Any, tokenizer: Any, image_processor: Any, *, side: int, marker: int,
+        kind: str = "video", trained: bool = True,
     ) -> None:  # fmt: skip
-        """:param side: visual tokens along a frame's side; :param marker, kind: see ``split_chat_template``."""
+        """Wrap a loaded network, its tokenizer and its image processor.
+
+        :param side: visual tokens along a frame's side; :param marker: id of the token that stands for the frames in a
+            prompt; :param kind: what the chat template calls them: video | image.
+        """
         super().__init__(name, model, model.model.language_model, tokenizer, trained=trained)
         text = self.language_model.config
         if getattr(text, "model_type", "") == "mistral" and getattr(text, "sliding_window", None):
             raise ModelError(f"sliding_window = {text.sliding_window}: layers that see a window only are not supported")
+        image_size = model.config.vision_config.image_size
+        image_processor.size = {"height": image_size, "width": image_size}
+        image_processor.do_center_crop = False
         self.image_processor = image_processor
         self.layout = TokenSequence()
-        self._image_size = model.config.vision_config.image_size
         self._side = side
-        self.patch_side = max(1, self._image_size // side)
-        before, self._question, self._answer = split_chat_template(tokenizer, marker, kind)
-        self._marker, self._marker_id = marker, tokenizer.convert_tokens_to_ids(marker)
+        self.patch_side = max(1, image_size // side)
+        self._marker_id, self._marker = marker, tokenizer.convert_ids_to_tokens(marker)
+        before, self._question, self._answer = split_chat_template(tokenizer, self._marker, kind)
         self.use_prompt(before, self._question, self._answer, "<|im_end|>", "</s>")
 
     def suffix_ids(self, question: str) -> list[int]:
@@ -60,9 +66,8 @@ class SquareFrames(NetworkModel):
     @torch.inference_mode()
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
         """Run tower and projector on all frames at once."""
-        square = {"height": self._image_size, "width": self._image_size}
-        pixels = self.image_processor(images=list(frames), size=square, do_center_crop=False, return_tensors="pt")
-        features = self.features(pixels["pixel_values"].to(self.device, self.shape.dtype))
+        pixels = self.image_processor(images=list(frames), return_tensors="pt")["pixel_values"]
+        features = self.features(pixels.to(self.device, self.shape.dtype))
         return [FrameTokens(frame, self._side, self._side) for frame in features]
 
     @abstractmethod
@@ -78,3 +83,14 @@ class SquareFrames(NetworkModel):
         if config.vision_feature_select_strategy == "default":
             chosen = [state[:, 1:] for state in chosen]
         return torch.cat(chosen, dim=-1)
+
+
+def open_square(family: Callable[..., Family], checkpoint: Checkpoint, *processors: str) -> Family:
+    """Load a checkpoint of one of these families; ``processors``: names of a plain image processor's classes.
+
+    It takes mean, deviation and interpolation from the checkpoint's own preprocessor_config.json.
+    """
+    network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
+    use_processor_template(tokenizer, checkpoint.folder)
+    processor = checkpoint.image_processor(*processors)
+    return family(checkpoint.name, network, tokenizer, processor, trained=checkpoint.trained)

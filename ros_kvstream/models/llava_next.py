@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ros_kvstream.models.chat_template import use_processor_template
 from ros_kvstream.models.checkpoint import Checkpoint
-from ros_kvstream.models.llava import PICTURE_PROCESSORS, SquareFrames
+from ros_kvstream.models.llava import SquareFrames, open_square
 
 NEWLINE = -1
 """Id of the learned newline, the first of ``learned``."""
@@ -28,7 +27,7 @@ class LlavaNext(SquareFrames):
         """Wrap a loaded LlavaNextForConditionalGeneration, its tokenizer and its image processor."""
         config = model.config
         side = config.vision_config.image_size // config.vision_config.patch_size
-        marker = tokenizer.convert_ids_to_tokens(config.image_token_id)
+        marker = config.image_token_id
         super().__init__(
             name, model, tokenizer, image_processor, side=side, marker=marker, kind="image", trained=trained
         )
@@ -46,7 +45,4 @@ class LlavaNext(SquareFrames):
 
 def open_model(checkpoint: Checkpoint) -> LlavaNext:
     """Load a checkpoint of this family."""
-    network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
-    use_processor_template(tokenizer, checkpoint.folder)
-    processor = checkpoint.image_processor(*PICTURE_PROCESSORS)
-    return LlavaNext(checkpoint.name, network, tokenizer, processor, trained=checkpoint.trained)
+    return open_square(LlavaNext, checkpoint, "CLIPImageProcessorPil", "CLIPImageProcessor")

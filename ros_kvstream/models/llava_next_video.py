@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ros_kvstream.models.chat_template import use_processor_template
 from ros_kvstream.models.checkpoint import Checkpoint
-from ros_kvstream.models.llava import PICTURE_PROCESSORS, SquareFrames
+from ros_kvstream.models.llava import SquareFrames, open_square
 
 
 class LlavaNextVideo(SquareFrames):
@@ -20,10 +19,8 @@ class LlavaNextVideo(SquareFrames):
         """Wrap a loaded LlavaNextVideoForConditionalGeneration, its tokenizer and its image processor."""
         config = model.config
         side = config.vision_config.image_size // config.vision_config.patch_size // config.spatial_pool_stride
-        marker = tokenizer.convert_ids_to_tokens(config.video_token_id)
-        super().__init__(
-            name, model, tokenizer, image_processor, side=side, marker=marker, kind="video", trained=trained
-        )
+        marker = config.video_token_id
+        super().__init__(name, model, tokenizer, image_processor, side=side, marker=marker, trained=trained)
 
     def features(self, pixels: Tensor) -> Tensor:
         """Pooled before they are projected."""
@@ -33,7 +30,4 @@ class LlavaNextVideo(SquareFrames):
 
 def open_model(checkpoint: Checkpoint) -> LlavaNextVideo:
     """Load a checkpoint of this family."""
-    network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
-    use_processor_template(tokenizer, checkpoint.folder)
-    processor = checkpoint.image_processor(*PICTURE_PROCESSORS)
-    return LlavaNextVideo(checkpoint.name, network, tokenizer, processor, trained=checkpoint.trained)
+    return open_square(LlavaNextVideo, checkpoint, "CLIPImageProcessorPil", "CLIPImageProcessor")
