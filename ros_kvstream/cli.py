@@ -48,6 +48,7 @@ BENCHMARKS: dict[str, Command] = {
     "retrieval": Command("ros_kvstream.evaluation.retrieval_benchmark", "recall and accuracy of the retrieval experts"),
     "families": Command("ros_kvstream.evaluation.families_benchmark", "bytes and tokens of every supported model"),
     "ingest": Command("ros_kvstream.evaluation.ingest_benchmark", "speed of a frame's and a question's way"),
+    "node": Command("ros_kvstream.evaluation.node_benchmark", "frame age and answer times of a node under cameras"),
     "thinning": Command("ros_kvstream.evaluation.thinning_benchmark", "what frame gate and saliency save and cost"),
 }
 

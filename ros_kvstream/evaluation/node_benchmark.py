@@ -1,0 +1,83 @@
+"""`kvstream benchmark node`: how old the newest remembered frame is, and how long an answer takes, under load.
+
+Starts the real node with the tiny model on this machine alone, with 1, 2 and 4 synthetic cameras of 640 x 480 at 30 Hz,
+asks a question every other second, and tells ages, answer times, drops by cause and where the processor time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ros_kvstream.evaluation.processes import ProcessGroup, free_domain, require_ros, ros_environment
+from ros_kvstream.validation import require_finite
+
+CAMERAS = (1, 2, 4)
+PROFILES = "FASTRTPS_DEFAULT_PROFILES_FILE"
+"""Environment variable that names Fast DDS' settings; a set one is left alone."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--cameras", type=int, nargs="+", default=list(CAMERAS), help="numbers of cameras (1 2 4)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured time of each, seconds (%(default)s)")
+    parser.add_argument("--rate", type=float, default=30.0, help="frames per second of a camera (%(default)s)")
+    parser.add_argument("--transport", choices=("pictures", "stock"), default="pictures",
+                        help="Fast DDS as in config/fastdds_images.xml, or as it comes (%(default)s)")  # fmt: skip
+    parser.add_argument("--model", default="tiny", help="tiny, or a folder or hub id (%(default)s)")
+    parser.add_argument("--budget-mib", type=float, default=1.0, help="the memory's cap, MiB (%(default)s)")
+
+
+def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure one number of cameras after the other; returns the report of ``--json``."""
+    for count in options.cameras:
+        require_finite("--cameras", count, 1, 32)
+    require_finite("--seconds", options.seconds, 0.5, 3600.0)
+    require_finite("--rate", options.rate, 0.1, 1000.0)
+    require_ros()
+    profiles = fastdds_profiles() if options.transport == "pictures" else None
+    if profiles is not None:
+        os.environ.setdefault(PROFILES, str(profiles))  # read when this process and the node's join DDS
+    from ros_kvstream.evaluation.node_timing import Load, measure
+
+    rows = {}
+    with tempfile.TemporaryDirectory() as logs:
+        for count in options.cameras:
+            load = Load(count, options.seconds, options.rate, options.model, options.budget_mib)
+            domain = free_domain()
+            with ProcessGroup(Path(logs) / str(count), ros_environment(domain)) as processes, \
+                    console.status(f"The node under {count} cameras, {options.seconds:g} s"):
+                rows[str(count)] = measure(load, domain, processes)
+    return {"transport": "stock" if PROFILES not in os.environ else "pictures", "cameras": rows}
+
+
+def fastdds_profiles() -> Path | None:
+    """The file with Fast DDS' settings for pictures, in the source tree or where the package was installed."""
+    places = [Path(__file__).resolve().parents[2] / "config", Path(sys.prefix) / "share" / "ros_kvstream" / "config"]
+    return next((found for place in places if (found := place / "fastdds_images.xml").is_file()), None)
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Print the report for people."""
+    table = Table(title="The node under 640 x 480 cameras; times in ms, p50 / p95; shares of one core")
+    for name in ("cameras", "age", "answer", "taken / s", "dropped", "worker", "less model", "others", "a camera"):
+        table.add_column(name, justify="right")
+    for count, row in report["cameras"].items():
+        age, answer, cpu = row["age_ms"], row["answer_ms"], row["cpu"]
+        shares = [cpu[name] for name in ("worker", "worker_outside_model", "others", "others_per_camera")]
+        table.add_row(
+            count, f"{age['p50']:.0f} / {age['p95']:.0f}", f"{answer['p50']:.0f} / {answer['p95']:.0f}",
+            f"{row['taken_per_second']:.1f} of {row['published_per_second']:.1f}",
+            ", ".join(f"{cause} {number}" for cause, number in row["dropped"].items() if number) or "none",
+            *(f"{100 * share:.0f} %" for share in shares),
+        )  # fmt: skip
+    console.print(table)
+    console.print("age: of the newest remembered frame, from its stamp. worker: the thread that converts frames and runs "
+                  "gate and model. others: all threads beside it.")  # fmt: skip
