@@ -6,6 +6,7 @@ The node must outlive every fault, lose no question, never pass its budget, and 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -20,11 +21,12 @@ from ros_kvstream.errors import KvStreamError
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup, free_domain, require_ros
 from ros_kvstream.evaluation.processes import ros_environment as environment_of
 from ros_kvstream.settings import ModelSettings
-from ros_kvstream.validation import require_finite
+from ros_kvstream.validation import require, require_finite
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ros_kvstream.evaluation.soak_cameras import CameraPlan
     from ros_kvstream.evaluation.soak_client import SoakClient
     from ros_kvstream.evaluation.soak_faults import Fault
 
@@ -46,12 +48,28 @@ class SoakSettings:
     model: str = ModelSettings.path
     budget_mib: float = 4.0
     seed: int = 0
+    raw_size: str = "160x120"
+    """Pixels of the raw camera's pictures, width x height."""
+    raw_rate: float = 6.0
+    """Frames per second of the raw camera."""
     output: Path = Path("build/soak")
     """Folder of the node's log."""
 
     def __post_init__(self) -> None:
         require_finite("--minutes", self.minutes, 0.1, 60 * 24 * 30)
         require_finite("--budget-mib", self.budget_mib, 0.1, 1 << 20)
+        require_finite("--raw-rate", self.raw_rate, 0.1, 1e3)
+        sized = re.fullmatch(r"\d{2,4}x\d{2,4}", self.raw_size) is not None
+        require(sized, "--raw-size", self.raw_size, "such as 1920x1080")
+
+    @property
+    def cameras(self) -> tuple[CameraPlan, ...]:
+        """A raw camera and a compressed one."""
+        from ros_kvstream.evaluation.soak_cameras import CameraPlan
+
+        width, height = map(int, self.raw_size.split("x"))
+        return (CameraPlan("front", "/front/image", False, self.raw_rate, width, height),
+                CameraPlan("rear", "/rear/image", True, 3.0, 128, 96))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-mib", type=float, default=SoakSettings.budget_mib,
                         help="hard cap of the memory in MiB (default %(default)s)")
     parser.add_argument("--seed", type=int, default=SoakSettings.seed, help="of the pictures (default %(default)s)")
+    parser.add_argument("--raw-size", default=SoakSettings.raw_size,
+                        help="pixels of the raw camera's pictures (default %(default)s)")
+    parser.add_argument("--raw-rate", type=float, default=SoakSettings.raw_rate,
+                        help="frames a second of the raw camera (default %(default)s)")
     parser.add_argument("--output", type=Path, default=SoakSettings.output, help="of the log (default %(default)s)")
 
 
@@ -75,6 +97,8 @@ class Soak:
         """Questions that should have been answered and were not, with the reason."""
         self.process_bytes: list[tuple[float, int]] = []
         self.peak_bytes = 0
+        self.executor: dict[str, dict[str, float]] = {}
+        """Milliseconds by what was measured: the newest p50 and p95, and the maximum of the whole time."""
         self._settings = settings
         self._client = client
         self._process = process
@@ -129,7 +153,16 @@ class Soak:
             self._newest = stats
             self.process_bytes.append((self.passed, stats.process_bytes))
             self.peak_bytes = max(self.peak_bytes, stats.peak_bytes)
+            self._note_executor()
         time.sleep(0.01)
+
+    def _note_executor(self) -> None:
+        for name in ("executor lateness ms", "image callback ms"):
+            found = re.match(r"p50 ([\d.]+), p95 ([\d.]+), max ([\d.]+)", self._client.latency.get(name, ""))
+            if found:
+                p50, p95, largest = map(float, found.groups())
+                before = self.executor.get(name, {}).get("max", 0.0)
+                self.executor[name] = {"p50": p50, "p95": p95, "max": max(before, largest)}
 
     def _take(self, response: Any, expected: bool | None) -> None:
         self.answered += response.success
@@ -217,7 +250,8 @@ def node_command(settings: SoakSettings, files: Path) -> list[str]:
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run a soak and return its report."""
-    settings = SoakSettings(options.minutes, options.model, options.budget_mib, options.seed, options.output)
+    settings = SoakSettings(options.minutes, options.model, options.budget_mib, options.seed, options.raw_size,
+                            options.raw_rate, options.output)
     require_ros()
     from rich.progress import Progress
 
@@ -226,7 +260,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
     domain, faults = free_domain(), all_faults()
     with (tempfile.TemporaryDirectory() as files, ProcessGroup(settings.output, environment_of(domain)) as processes,
-          SoakClient(domain, settings.seed) as client):
+          SoakClient(domain, settings.cameras, settings.seed) as client):
         process = processes.start("kvstream_node", node_command(settings, Path(files)))
         with console.status("Starting kvstream_node"):
             client.wait_for_cameras(process)
@@ -259,6 +293,7 @@ def report_of(settings: SoakSettings, soak: Soak, stats: Any) -> dict[str, Any]:
         "questions": {"asked": soak.asked, "answered": soak.answered, "refused": soak.refused},
         "faults": {fault.name: {"injected": fault.injected, "survived": fault.survived} for fault in soak.faults},
         "memory": {"budget_bytes": budget, "peak_bytes": soak.peak_bytes, "process_growth": growth},
+        "executor": {name.replace(" ", "_"): figures for name, figures in soak.executor.items()},
         "failures": failures,
     }
 
@@ -278,6 +313,9 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print("Questions: {asked} asked, {answered} answered, {refused} refused".format(**report["questions"]))
     console.print(f"Memory: {memory['peak_bytes'] / 2**20:.2f} of {memory['budget_bytes'] / 2**20:.2f} MiB at most; "
                   f"the process grew by {100 * memory['process_growth']:.2f} % after the warm-up")
+    for name, times in report["executor"].items():
+        console.print(f"{name.removesuffix('_ms').replace('_', ' ').capitalize()}: " + ", ".join(
+            f"{part} {value:.2f} ms" for part, value in times.items()))
     if report["failures"]:
         console.print(escape("\n".join(report["failures"])), style="red")
         raise KvStreamError(f"{len(report['failures'])} promises did not hold")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.srv import SetParameters
@@ -16,8 +18,6 @@ from ros_kvstream.evaluation.processes import Process
 from ros_kvstream.evaluation.soak_cameras import CameraPlan, SoakCamera
 from ros_kvstream.srv import MemoryFile, Query
 
-PLANS = (CameraPlan("front", "/front/image", False, 6.0, 160, 120),
-         CameraPlan("rear", "/rear/image", True, 3.0, 128, 96))
 FILE = "soak"
 TRANSITIONS = {"activate": Transition.TRANSITION_ACTIVATE, "deactivate": Transition.TRANSITION_DEACTIVATE}
 
@@ -25,13 +25,21 @@ TRANSITIONS = {"activate": Transition.TRANSITION_ACTIVATE, "deactivate": Transit
 class SoakClient(NodeClient):
     """A NodeClient with cameras. Calls return futures that hold '' or the reason of a refusal."""
 
-    def __init__(self, domain: int, seed: int, node: str = "/kvstream") -> None:
+    def __init__(self, domain: int, plans: Sequence[CameraPlan], seed: int, node: str = "/kvstream") -> None:
         super().__init__(domain, node)
-        self.cameras = [SoakCamera(self._node, plan, seed + index) for index, plan in enumerate(PLANS)]
+        self.cameras = [SoakCamera(self._node, plan, seed + index) for index, plan in enumerate(plans)]
+        self.latency: dict[str, str] = {}
+        """The newest figures of the diagnostic status "latency", by name."""
+        self._node.create_subscription(DiagnosticArray, "/diagnostics", self._diagnosed, 10)
         self._parameters = self._node.create_client(SetParameters, f"{node}/set_parameters")
         self._clear = self._node.create_client(Trigger, f"{node}/clear")
         self._save = self._node.create_client(MemoryFile, f"{node}/save")
         self._load = self._node.create_client(MemoryFile, f"{node}/load")
+
+    def _diagnosed(self, array: DiagnosticArray) -> None:
+        for status in array.status:
+            if status.name.endswith(": latency"):
+                self.latency = {value.key: value.value for value in status.values}
 
     def __enter__(self) -> SoakClient:
         return self

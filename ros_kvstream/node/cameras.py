@@ -15,6 +15,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions, QoSPolicyKind
 from ros_kvstream.node.accounting import FrameAccount, SequenceTracker
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import image_type, to_seconds
+from ros_kvstream.node.meters import Meters
 from ros_kvstream.node.parameters import CameraSettings
 
 _OVERRIDABLE = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
@@ -25,10 +26,10 @@ class CameraSubscription:
     """One camera's subscription. Made, used and destroyed by the executor's thread; the status is read by any."""
 
     def __init__(self, node: Node, camera: CameraSettings, account: FrameAccount,
-                 store: Callable[[QueuedFrame], None]) -> None:
+                 store: Callable[[QueuedFrame], None], meters: Meters) -> None:
         """Subscribe with sensor-data QoS (overridable by qos_overrides.<topic>.subscription.*).
 
-        :param store: takes each arrived frame and must not block.
+        :param store: takes each arrived frame and must not block; :param meters: told how long each callback took.
         """
         self.camera = camera
         self.topic = resolve_topic(node, camera)
@@ -36,6 +37,7 @@ class CameraSubscription:
         self._node = node
         self._account = account
         self._store = store
+        self._meters = meters
         self._sequence = SequenceTracker()
         self._matched_publishers = 0
         self._started = time.monotonic()
@@ -56,6 +58,7 @@ class CameraSubscription:
         lost = self._sequence.lost_before(number, max(1, self._matched_publishers)) if number else 0
         self._account.received(self.camera.name, lost)
         self._store(QueuedFrame(self.camera.name, message, to_seconds(message.header.stamp), now))
+        self._meters.add("image callback", 1e3 * (time.monotonic() - now))
 
     def _matched(self, info: Any) -> None:
         self._matched_publishers = info.current_count

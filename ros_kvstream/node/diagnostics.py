@@ -124,7 +124,7 @@ def _latency(health: Health) -> DiagnosticStatus:
     meters = health.meters
     values: dict[str, object] = {f"{name} ms": meters.spread(name) for name in (
         "vision", "prefill", "compaction", "retrieval", "question queue", "first token", "answer",
-        "executor lateness")}
+        "executor lateness", "image callback")}
     values["answer tokens per second"] = meters.spread("tokens per second")
     return _status(health, "latency", OK, f"answer p95 {meters.spread('answer').p95:.0f} ms, "
                    f"frame p95 {meters.spread('frame').p95:.0f} ms", values)

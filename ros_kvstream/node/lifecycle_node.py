@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -31,7 +32,7 @@ from ros_kvstream.node.worker import WorkerEvents, describe
 from ros_kvstream.records import Observation
 from ros_kvstream.settings import StreamSettings
 
-CONFIGURE = Transition.TRANSITION_CONFIGURE
+CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 TICK_SECONDS = 0.05
 """Between two ticks by which the executor's lateness is measured."""
@@ -46,6 +47,9 @@ class KvStreamNode(LifecycleNode):
         """Declare parameters, publishers and services; raise SettingsError for a bad parameter value."""
         super().__init__("kvstream", **arguments)
         self._preparing = False
+        """Whether a transition is under way that does not hold up the executor."""
+        self._stop_seconds = STOP_SECONDS
+        """How long to wait for a worker that is to end; 0 where that has been waited for already."""
         self.parameters = NodeParameters(
             self, lambda: self._session is None and not self._preparing, self._new_budget,
             self._new_settings)
@@ -69,8 +73,9 @@ class KvStreamNode(LifecycleNode):
         return self._reporter.session if hasattr(self, "_reporter") else None
 
     def _make_transitions_patient(self) -> None:
-        """Load models without holding up the executor, and answer a transition that the present state does not have
-        with success = false; rclpy's own service blocks for the one and raises, which ends the node, for the other.
+        """Load models and end workers without holding up the executor, and answer a transition that the present state
+        does not have with success = false; rclpy's own service blocks for the one and raises, which ends the node, for
+        the other.
         """
         service = self._service_change_state
         change_state = service.callback
@@ -79,9 +84,11 @@ class KvStreamNode(LifecycleNode):
             response.success = False
             try:
                 if self._preparing:
-                    raise KvStreamError("the node is configuring: wait until it is done.")
+                    raise KvStreamError("the node is in another transition: wait until it is done.")
                 if request.transition.id == CONFIGURE or request.transition.label == "configure":
                     await self._prepare()
+                elif request.transition.id == CLEANUP or request.transition.label == "cleanup":
+                    await self._wind_down()
                 return change_state(request, response)
             except Exception as error:  # noqa: BLE001 - any peer can ask for any transition
                 self.get_logger().warning(f"transition refused: {describe(error)}")
@@ -113,6 +120,18 @@ class KvStreamNode(LifecycleNode):
             self._prepared = error
         self._preparing, self._reporter.state = False, "unconfigured"
 
+    async def _wind_down(self) -> None:
+        """Let the worker end while the executor goes on; whether it did is for ``on_cleanup`` to tell."""
+        session = self._session
+        if session is None or self._reporter.state != "inactive":
+            return
+        ended: Future[bool] = Future()
+        waiter = threading.Thread(target=lambda: ended.set_result(session.worker.stop(STOP_SECONDS)), daemon=True)
+        self._preparing = True
+        waiter.start()
+        self._stop_seconds = STOP_SECONDS if await finished(self, ended) else 0.0
+        self._preparing = False
+
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -132,7 +151,8 @@ class KvStreamNode(LifecycleNode):
         assert session is not None
         try:
             for camera in session.camera_settings:
-                session.cameras.append(CameraSubscription(self, camera, session.account, self._store))
+                session.cameras.append(CameraSubscription(self, camera, session.account, self._store,
+                                                          self._reporter.meters))
         except Exception as error:  # noqa: BLE001 - for example a topic name that is none
             self._unsubscribe(session)
             return self._failed("activate", "inactive", error)
@@ -197,7 +217,8 @@ class KvStreamNode(LifecycleNode):
         if session is None:
             return True
         self._leave_active(session)
-        if not session.worker.stop(STOP_SECONDS):
+        seconds, self._stop_seconds = self._stop_seconds, STOP_SECONDS
+        if not session.worker.stop(seconds):
             return False
         self._reporter.session = None
         return True
@@ -233,6 +254,8 @@ class KvStreamNode(LifecycleNode):
 
     def destroy_node(self) -> None:
         """Stop the threads, then destroy what they use."""
+        if not hasattr(self, "_heartbeat"):  # refused while it was made: since Kilted the context destroys it then
+            return super().destroy_node()
         self._heartbeat.stop()
         self.released = not self._preparing and self._release()
         self._handlers.destroy()

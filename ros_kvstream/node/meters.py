@@ -19,7 +19,7 @@ class Spread:
     newest: float = 0.0
 
     def __str__(self) -> str:
-        return f"p50 {self.p50:.1f}, p95 {self.p95:.1f}, max {self.maximum:.1f} ({self.count})"
+        return f"p50 {self.p50:.2f}, p95 {self.p95:.2f}, max {self.maximum:.2f} ({self.count})"
 
 
 class Meters:

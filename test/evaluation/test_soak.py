@@ -56,10 +56,16 @@ def test_frames_and_questions_are_accounted_for(report: dict[str, Any]) -> None:
     assert 0 < report["memory"]["peak_bytes"] <= report["memory"]["budget_bytes"] == int(BUDGET * 2**20)
 
 
+def test_the_executors_own_record_is_told(report: dict[str, Any]) -> None:
+    assert set(report["executor"]) == {"executor_lateness_ms", "image_callback_ms"}
+    for figures in report["executor"].values():
+        assert 0 <= figures["p50"] <= figures["p95"] <= figures["max"]
+
+
 def test_what_did_not_hold_is_told() -> None:
     fault = Fault("cut short", lambda _: None, injected=1, reasons=["no frames were taken within 30 s"])
     ran = SimpleNamespace(faults=[fault], unexpected=["busy"], asked=5, answered=3, refused=1, peak_bytes=2 << 20,
-                          growth=lambda: 0.05)
+                          growth=lambda: 0.05, executor={"image callback ms": {"p50": 0.1, "p95": 0.2, "max": 0.3}})
     stats = SimpleNamespace(drop_causes=["queue"], drop_counts=[1], frames_published=9, frames_seen=3, frames_kept=3,
                             frames_gated=0, queue_length=0)
     found = soak.report_of(soak.SoakSettings(budget_mib=1.0), ran, stats)
@@ -74,3 +80,9 @@ def test_what_did_not_hold_is_told() -> None:
 def test_an_impossible_length_is_refused(minutes: float, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--minutes"):
         soak.run(options(tmp_path, minutes=minutes), Console(quiet=True))
+
+
+@pytest.mark.parametrize("size", ["big", "1920", "0x0", "1920x1080x3"])
+def test_an_impossible_size_is_refused(size: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--raw-size"):
+        soak.run(options(tmp_path, raw_size=size), Console(quiet=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,12 +99,14 @@ def test_the_memory_survives_deactivation_and_is_empty_after_a_new_configure(nod
 
 def test_rounds_of_all_transitions_do_not_grow_the_process(node: RunningNode) -> None:
     sizes = []
-    for _ in range(20):
+    for _ in range(50):
         go(node, "unconfigured")
         go(node, "active")
         node.stats = None
         sizes.append(node.until_stats(lambda _: True).process_bytes)
-    assert sizes[-1] < 1.02 * sizes[5], sizes
+    # One size alone may be taken while what a round used is still being given back.
+    early, late = statistics.median(sizes[10:20]), statistics.median(sizes[-10:])
+    assert late < 1.02 * early, sizes
 
 
 def test_a_budget_too_small_fails_configure_and_names_the_smallest_that_works(node: RunningNode) -> None:
