@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     with console.status("Compaction beside the published formulation, turn about"):
         compaction = compaction_ms(options.layers)
     with console.status("Time to first token against frames seen"):
-        first_token = time_to_first_token([count for count in TTFT_FRAMES if count <= options.frames])
+        first_token, full_from = time_to_first_token([count for count in TTFT_FRAMES if count <= options.frames])
     full = language[shape.slots[-1]]["prefill"]
     whole = [
         vision_ms * BLOCKS / shape.blocks + prefill_ms * LAYERS / shape.layers + cut_ms / GRIDS_PER_COMPACTION
@@ -62,6 +62,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "ingest": whole[0] / whole[1],
         "of_floor": shares_of_floor(shape, vision, language),
         "ttft_ms": {str(frames): ms for frames, ms in first_token.items()},
+        "ttft_spread_when_full": spread_when_full(first_token, full_from),
+        "ttft_full_from_frames": full_from,
         "ms": {
             "vision": [vision.plain_ms, vision.ours_ms],
             **{f"{name} at {slots}": [pair[name].plain_ms, pair[name].ours_ms]
@@ -94,8 +96,17 @@ def shares_of_floor(shape: Any, vision: Any, language: dict[int, Any]) -> dict[s
     return shares
 
 
-def time_to_first_token(frames: list[int], questions: int = 5) -> dict[int, float]:
-    """Median milliseconds to the first answer token after so many frames, tiny model, small budget, archive on."""
+def spread_when_full(first_token: dict[int, float], full_from: int) -> float:
+    """Largest over smallest time to first token once the budget was full, less 1; 0 with fewer than two."""
+    times = [ms for frames, ms in first_token.items() if frames >= full_from]
+    return max(times) / min(times) - 1.0 if len(times) > 1 else 0.0
+
+
+def time_to_first_token(frames: list[int], questions: int = 31) -> tuple[dict[int, float], int]:
+    """Median milliseconds to the first answer token after so many frames, tiny model, small budget, archive on.
+
+    And the number of frames from which on the budget was full, that is, from its first compaction.
+    """
     import statistics
 
     import numpy as np
@@ -108,17 +119,18 @@ def time_to_first_token(frames: list[int], questions: int = 5) -> dict[int, floa
     stream = VideoMemory(StreamSettings(memory=memory, archive=ArchiveSettings(budget_mib=8.0)))
     generator = np.random.default_rng(0)
     pictures = generator.integers(0, 255, (64, 56, 56, 3), dtype=np.uint8)
-    measured, seen = {}, 0
+    measured, seen, full_from = {}, 0, 0
     for count in frames:
         while seen < count:
             stream.observe(pictures[seen % len(pictures)], seen / 2)
             seen += 1
+            full_from = full_from or (seen if stream.arena.compactions else 0)
         while stream.idle():
             pass
         asked = [stream.ask("what colour was the cone ?", max_new_tokens=1) for _ in range(questions + 1)]
         measured[count] = statistics.median(answer.latency.first_token_ms for answer in asked[1:])
     stream.close()
-    return measured
+    return measured, full_from
 
 
 def show(report: dict[str, Any], console: Console) -> None:
@@ -138,3 +150,5 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(floors)
     flat = ", ".join(f"{ms:.1f} ms after {int(frames):,}" for frames, ms in report["ttft_ms"].items())
     console.print(f"Time to first token (tiny model, 1 MiB, archive on): {flat} frames")
+    full_from, spread = report["ttft_full_from_frames"], 100 * report["ttft_spread_when_full"]
+    console.print(f"The budget is full from {full_from} frames on; from there these times differ by {spread:.0f} %")

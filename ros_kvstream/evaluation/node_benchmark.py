@@ -79,5 +79,5 @@ def show(report: dict[str, Any], console: Console) -> None:
             *(f"{100 * share:.0f} %" for share in shares),
         )  # fmt: skip
     console.print(table)
-    console.print("age: of the newest remembered frame, from its stamp. worker: the thread that converts frames and runs "
-                  "gate and model. others: all threads beside it.")  # fmt: skip
+    console.print("age: of the newest remembered frame, from its stamp. worker: the thread that converts frames and")
+    console.print("runs gate and model. others: all threads beside it.")
