@@ -66,7 +66,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     from rich.markup import escape
 
     cells = [read_cell(row["cell"]) for row in report["cells"]]
-    console.print(_table(report["cells"], cells))
+    console.print(_table(report["cells"], cells, console.width))
     for cell, row in zip(cells, report["cells"], strict=True):
         if row["refused"]:
             text = f"{cell.label}: refused on {len(row['refused'])} of {row['runs']} streams: {row['refused'][0]}"
@@ -80,8 +80,12 @@ def show(report: dict[str, Any], console: Console) -> None:
             console.print(f"[dim]{title.title()}: {escape(report[title])}[/]", soft_wrap=True)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Table:
-    """One line a memory; columns that say nothing are left out."""
+NARROW, NARROW_LACKS = 100, ("95 %", "frame", "MiB")
+"""Columns of a terminal below which these figures are left to the report."""
+
+
+def _table(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell], width: int) -> Table:
+    """One line a memory; columns that say nothing are left out, and on a narrow terminal those of least interest."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -93,7 +97,8 @@ def _table(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Table:
     table.add_column("policy", no_wrap=True)
     archives = any(cell.archive_mib for cell in cells)
     figures = ["right", "95 %", "now", "before", "found", "TTFT", "frame", "MiB"]
-    for column in ["budget"] + ["archive"] * archives + figures:
+    left_out = NARROW_LACKS if width < NARROW else ()
+    for column in ["budget"] + ["archive"] * archives + [name for name in figures if name not in left_out]:
         table.add_column(column, justify="right", no_wrap=True)
     best = max((row["accuracy"]["value"] for row in rows if row["accuracy"]), default=None)
     for cell, row in zip(cells, rows, strict=True):
@@ -105,10 +110,13 @@ def _table(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Table:
             _percent(row["now"]), _percent(row["before"]), _percent(row["recall"]),
             _number(row["first_token_ms"]), _number(row["ingest_ms"]), _mebibytes(row),
         ]  # fmt: skip
+        values = [value for name, value in zip(figures, values, strict=True) if name not in left_out]
         style = "bold green" if accuracy and accuracy["value"] == best else ""
         table.add_row(*map(escape, names), *values, style=style)
     shown = "" if len(models) > 1 else f"model {escape(cells[0].model)}; "
     table.caption = f"{shown}right answers in %; found: evidence among the frames looked at; TTFT, frame: ms"
+    if left_out:
+        table.caption += f"; a wider terminal shows {', '.join(left_out)} too"
     return table
 
 
