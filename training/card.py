@@ -74,8 +74,8 @@ other work), float32. `training/` holds all of it:
    grow from 1 frame and 1 object to {longest} frames and {objects} objects, shorter ones stay in the mix; kinds that
    lag get more questions.
 3. Side lessons along with them: visual tokens and question nouns are to name what they stand for, and some heads are
-   taught where to look (a question's noun at the thing it names, the last token at the noun and at what holds the
-   answer, an object at the one before it). Whoever studies attention or retrieval on this model should know that
+   taught where to look (a question's noun at the thing it names, the tokens from which the answer is read at the
+   noun and at what holds the answer, an object at the one before it). Whoever studies attention or retrieval on this model should know that
    these heads were shown where to look.
 {history}
 Streams in training: 1 - 3 frames a second, 3 - 30 and 0.2 - 1 in 15 % each, and a quarter thinned out as behind a
@@ -87,9 +87,10 @@ the slowest band of time turns by 3 rad over all trained positions.
 """
 HISTORY = """
    This run got them step by step (pointing at step 2,600, naming at 3,400, the noun's hops at 4,600, the thing
-   before at 5,400, 7,900 and, in the second layer, 13,000), longer streams went on at lower marks, the learning
-   rate was raised twice, and from step 10,500 on the sightings of a stream were spread more evenly. `make train`
-   has all of it from the first step on, so it does not repeat these very weights.
+   before at 5,400, 7,900 and, in the second layer, 13,000; from every word of an answer instead of the first alone at
+   19,400, which is what "before" and "after" had lacked), longer streams went on at lower marks, the learning rate was
+   raised three times, and from step 10,500 on the sightings of a stream were spread more evenly. `make train` has all
+   of it from the first step on, so it does not repeat these very weights.
 """
 
 
