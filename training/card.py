@@ -75,8 +75,8 @@ other work), float32. `training/` holds all of it:
    lag get more questions.
 3. Side lessons along with them: visual tokens and question nouns are to name what they stand for, and some heads are
    taught where to look (a question's noun at the thing it names, the tokens from which the answer is read at the
-   noun and at what holds the answer, an object at the one before it). Whoever studies attention or retrieval on this model should know that
-   these heads were shown where to look.
+   noun and at what holds the answer, an object at the one before it). Whoever studies attention or retrieval on this
+   model should know that these heads were shown where to look.
 {history}
 Streams in training: 1 - 3 frames a second, 3 - 30 and 0.2 - 1 in 15 % each, and a quarter thinned out as behind a
 frame gate with pauses of up to 40 seconds; sensor noise of 0 - 12 grey levels. Temporal positions start anywhere and
