@@ -106,10 +106,12 @@ def _attention(block: Any, hidden: Tensor, layout: Layout, whole: bool) -> Tenso
     module = block.attn
     frames, count, _ = hidden.shape
     states = module.qkv(_norm(block.norm1, hidden)).view(frames, count, 3, module.num_heads, -1)
-    query, key, value = states.unbind(2)
-    query, key = (_turn(part, layout.cos, layout.sin) for part in (query, key))
+    (query, key), value = _turn(states[:, :, :2], layout.cos, layout.sin).unbind(2), states[:, :, 2]
     if whole:
         mixed = _attend(query, key, value, module.scaling)
+    elif len(layout.windows) == 1:  # all of one length, one behind the other
+        shape = (frames * len(layout.windows[0]), -1, module.num_heads, query.shape[-1])
+        mixed = _attend(query.reshape(shape), key.reshape(shape), value.reshape(shape), module.scaling)
     else:
         mixed = torch.empty_like(query)
         for window in layout.windows:
@@ -126,7 +128,10 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor
 
 
 def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate in float32; [frames, patches, heads, head_dim]."""
-    first, second = states.float().chunk(2, dim=-1)
-    turned = states.float() * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
+    """Rotate in float32; [frames, patches, 2, heads, head_dim]."""
+    half = states.shape[-1] // 2
+    whole, (sin, _) = states.float(), sin[:, None, None].chunk(2, dim=-1)
+    turned = whole * cos[:, None, None]
+    turned[..., :half].addcmul_(whole[..., half:], sin, value=-1)
+    turned[..., half:].addcmul_(whole[..., :half], sin)
     return turned.to(states.dtype)
