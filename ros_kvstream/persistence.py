@@ -167,8 +167,10 @@ def _check_fit(memory: VideoMemory, state: dict[str, Any], name: str) -> None:
         raise MemoryFileError(f"memory file {name!r} is of another model ({state['fingerprint']}); this one is "
                               f"{_fingerprint(memory)}.")
     plan = _plain(memory.arena.plan)
-    differing = [f"{key} {state['plan'].get(key)} (now {value})" for key, value in plan.items()
-                 if state["plan"].get(key) != value and key != "budget_bytes"]
+    # What a file of an older version does not name is as by default.
+    saved = {key: state["plan"].get(key, getattr(type(memory.arena.plan), key, None)) for key in plan}
+    differing = [f"{key} {saved[key]} (now {value})" for key, value in plan.items()
+                 if saved[key] != value and key != "budget_bytes"]
     if differing:
         raise MemoryFileError(
             f"memory file {name!r} was saved with other settings: {', '.join(differing)}. Set memory.budget_mib to "

@@ -185,7 +185,8 @@ class LadderSettings:
     group: int = 64
     """Channels that share a scale, at most; fewer where that does not divide the head's."""
     order: str = "policy"
-    """Which slots get the most bits: policy (those that the policy would keep longest) | recent (the newest)."""
+    """Which slots get the most bits: policy (those that the policy would keep longest) | recent (the newest) |
+    saliency (those of the most salient patches, vision/saliency.py; equal ones: the newer)."""
 
     def __post_init__(self) -> None:
         require(self.mode in ("off", "on"), "ladder.mode", self.mode, "off or on")
@@ -194,7 +195,8 @@ class LadderSettings:
         require(self.int8 + self.int4 <= 0.95, "ladder.int8 + ladder.int4", self.int8 + self.int4, "at most 0.95")
         require(self.int8 + self.int4 > 0, "ladder.int8 + ladder.int4", self.int8 + self.int4, "above 0")
         require_finite("ladder.group", self.group, 2, 1024)
-        require(self.order in ("policy", "recent"), "ladder.order", self.order, "policy or recent")
+        orders = ("policy", "recent", "saliency")
+        require(self.order in orders, "ladder.order", self.order, "policy, recent or saliency")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from ros_kvstream.retrieval.context import ContextBuilder
 from ros_kvstream.retrieval.recall import Recall
 from ros_kvstream.settings import StreamSettings
 from ros_kvstream.vision.frame_check import check_frame
+from ros_kvstream.vision.saliency import saliency_map
 from ros_kvstream.vision.thinning import FrameThinner
 
 
@@ -45,6 +46,8 @@ class _Waiting:
     """Patches to prefill, bool [rows * columns]; None for all."""
     seconds: float
     """Time of the stream when it was seen."""
+    saliency: torch.Tensor | None
+    """Saliency of its patches, float16 [rows * columns], where the ladder sorts by it."""
 
 
 class VideoMemory:
@@ -116,12 +119,12 @@ class VideoMemory:
         redundant = self._gate(frame, stamp, camera)
         if redundant is not None:
             return redundant
-        kept = self._salient(frame, stamp, camera, (rows, columns))
+        kept, saliency = self._salient(frame, stamp, camera, (rows, columns))
         tokens = rows * columns if kept is None else int(kept.sum())
         self._counters["seen"] += 1
         record = self.log.add(stamp, camera, tokens)
         self._newest_of[camera] = record.frame_id
-        self._block.append(_Waiting(frame, record.frame_id, kept, self.clock.seconds(stamp)))
+        self._block.append(_Waiting(frame, record.frame_id, kept, self.clock.seconds(stamp), saliency))
         timings = (0.0, 0.0, 0.0)
         if len(self._block) >= self.settings.memory.block_frames:
             timings = self._flush()
@@ -141,11 +144,18 @@ class VideoMemory:
             self.recall.extend(newest, stamp)
         return Observation(newest, False, 0)
 
-    def _salient(self, frame: Frame, stamp: float, camera: str, grid: tuple[int, int]) -> torch.Tensor | None:
-        """Patches of a kept frame that are prefilled, bool [rows * columns]; None for all of them."""
-        side = self.model.patch_side
-        kept = self.thinner.patches(frame, stamp, camera, grid, (grid[0] * side, grid[1] * side))
-        return None if kept is None else torch.from_numpy(kept)
+    def _salient(
+        self, frame: Frame, stamp: float, camera: str, grid: tuple[int, int]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Patches of a kept frame that are prefilled, None for all, and their saliency where the ladder asks for it."""
+        resized, saliency = (grid[0] * self.model.patch_side, grid[1] * self.model.patch_side), None
+        if isinstance(self.arena.plan, LadderPlan) and self.arena.plan.by_saliency:
+            saliency = saliency_map(frame, *grid, resized)
+        kept = self.thinner.patches(frame, stamp, camera, grid, resized, saliency)
+        return (
+            None if kept is None else torch.from_numpy(kept),
+            None if saliency is None else torch.from_numpy(saliency).half().flatten(),
+        )
 
     def _check_room(self, rows: int, columns: int, frame: Frame) -> None:
         """A larger frame than any before must still leave a compaction something to choose from."""
@@ -219,16 +229,18 @@ class VideoMemory:
 
     def _prefill(self, encoded: list[FrameTokens], records: list[FrameRecord]) -> None:
         positions: list[torch.Tensor] = []
-        frames, cameras = [], []
-        for tokens, record in zip(encoded, records, strict=True):
+        frames, cameras, saliency = [], [], []
+        for tokens, record, waiting in zip(encoded, records, self._block, strict=True):
             self._largest_side = max(self._largest_side, tokens.rows, tokens.columns)
             start = self._advance(record, tokens, positions) + tokens.before
             positions.append(self.model.frame_positions(start, tokens.rows, tokens.columns, tokens.places))
             count = len(tokens.embeddings)
             frames.append(torch.full((count,), record.frame_id, dtype=torch.int32))
             cameras.append(torch.full((count,), self.log.camera_id(record.camera), dtype=torch.int16))
+            saliency += [tokens.of_patches(waiting.saliency)] if waiting.saliency is not None else []
         embeddings = torch.cat([tokens.embeddings for tokens in encoded])
-        self._append(embeddings, Chunk(torch.cat(positions), torch.cat(frames), torch.cat(cameras)), frames=True)
+        table = torch.cat(positions), torch.cat(frames), torch.cat(cameras), torch.cat(saliency) if saliency else None
+        self._append(embeddings, Chunk(*table), frames=True)
 
     def _advance(self, record: FrameRecord, tokens: FrameTokens, before: list[torch.Tensor]) -> int:
         """First position of a frame; all in use, and those ``before`` in its block, are re-based where they need it."""

@@ -59,12 +59,14 @@ def archived(memory: VideoMemory) -> list[tuple[Any, ...]]:
 
 
 LADDER = {"ladder": LadderSettings(mode="on", group=16)}
+BY_SALIENCY = {"ladder": LadderSettings(mode="on", group=16, order="saliency")}
 ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.5)}
 SMALL_ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.15, precision="int8", thumbnail_bytes=600),
                  "retrieval": RetrievalSettings(top_k=3)}  # fmt: skip
 
 
-@pytest.mark.parametrize("groups", [{}, LADDER, ARCHIVE, SMALL_ARCHIVE], ids=["plain", "ladder", "archive", "int8"])
+@pytest.mark.parametrize("groups", [{}, LADDER, BY_SALIENCY, ARCHIVE, SMALL_ARCHIVE],
+                         ids=["plain", "ladder", "saliency", "archive", "int8"])  # fmt: skip
 @pytest.mark.parametrize("frames", [1, 7, 150], ids=["one", "few", "full"])
 def test_a_memory_comes_back_slot_for_slot_and_goes_on_as_if_nothing_had_happened(
         tmp_path: Path, groups: dict[str, Any], frames: int) -> None:
@@ -280,6 +282,25 @@ def test_a_file_that_is_not_whole_or_not_ours_is_refused_and_nothing_changes(
     with pytest.raises(MemoryFileError, match=reason):
         memory.load(tmp_path / "m")
     assert same(before, contents(memory.arena)) and answer == everything(memory)
+
+
+def test_a_ladder_saved_before_it_could_be_sorted_by_saliency_is_loaded(tmp_path: Path) -> None:
+    first, second = make(**LADDER), make(**LADDER)
+    watch(first, 0, 20)
+    first.save(tmp_path / "m")
+    plan = {key: value for key, value in vars(first.arena.plan).items() if isinstance(value, int)}
+    assert plan.pop("by_saliency") is False
+    change_state("plan", plan)(tmp_path / "m")
+    second.load(tmp_path / "m")
+    assert everything(first) == everything(second)
+
+
+def test_a_ladder_sorted_in_another_way_is_refused(tmp_path: Path) -> None:
+    first, second = make(**BY_SALIENCY), make(**LADDER)
+    watch(first, 0, 5)
+    first.save(tmp_path / "m")
+    with pytest.raises(MemoryFileError, match="by_saliency True .now False."):
+        second.load(tmp_path / "m")
 
 
 @pytest.mark.parametrize(("other", "reason"), [

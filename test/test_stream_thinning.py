@@ -18,6 +18,7 @@ from ros_kvstream.settings import (
     StreamSettings,
 )
 from ros_kvstream.stream import VideoMemory
+from ros_kvstream.vision.saliency import saliency_map
 
 QUESTION = "what colour is the cone ?"
 OFF = GateSettings(mode="off")
@@ -68,7 +69,9 @@ def test_now_is_the_newest_frame_seen_also_when_it_was_gated() -> None:
 
 
 def test_a_frame_passes_again_once_what_it_repeats_has_been_evicted() -> None:
-    memory = memory_of(budget_mib=0.12, policy="sliding_window")
+    settings = MemorySettings(0.12, "sliding_window", max_question_tokens=16, max_answer_tokens=8,
+                              camera_shares={"busy": 1.0})  # fmt: skip
+    memory = VideoMemory(StreamSettings(memory=settings), cheap_vision(qwen2_5_vl(pixels=112 * 112)))
     memory.observe(picture(1), 0.0, "still")
     step = 0
     while 0 in memory.log:
@@ -180,6 +183,24 @@ def test_the_ladder_remembers_more_frames_in_the_same_bytes_and_rolls_back() -> 
     first = ladder.ask(QUESTION)
     assert ladder.ask(QUESTION).text == first.text
     assert ladder.stats().used_bytes == ours.used_bytes
+
+
+@pytest.mark.parametrize("mode", ["off", "prune"])
+def test_a_ladder_by_saliency_holds_the_map_of_each_picture_also_where_nothing_is_pruned(mode: str) -> None:
+    ladder = LadderSettings(mode="on", order="saliency")
+    memory = memory_of(budget_mib=0.25, gate=OFF, ladder=ladder, saliency=SaliencySettings(mode=mode, guard=0))
+    frames = [half_plain(seed) for seed in range(40)]
+    tokens = [memory.observe(frame, 0.5 * seed).tokens for seed, frame in enumerate(frames)]
+    assert (max(tokens) < 16) is (mode == "prune")
+    assert isinstance(memory.arena, LadderArena) and memory.stats().compactions > 0
+    maps = [saliency_map(frame, 4, 4, (112, 112)) for frame in frames]
+    for layer in memory.arena._layers:
+        assert layer.saliency is not None
+        for slot in range(memory.arena.pinned, memory.arena.frames_end):
+            _, row, column = (layer.positions[1, slot] - memory.model.layout.origin).tolist()
+            expected = maps[int(layer.frames[1, slot])][row, column]
+            assert float(layer.saliency[1, slot]) == pytest.approx(float(expected), rel=1e-3)
+    assert memory.ask(QUESTION).evidence
 
 
 def test_the_budget_of_a_ladder_can_be_lowered_and_raised_while_it_runs() -> None:

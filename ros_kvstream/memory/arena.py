@@ -89,6 +89,8 @@ class Chunk:
     """int32 [tokens]."""
     cameras: Tensor
     """int16 [tokens]."""
+    saliency: Tensor | None = None
+    """Saliency of the patches, float16 [tokens], for a ladder that sorts by it; None counts as 0."""
 
     @classmethod
     def of_text(cls, positions: Tensor) -> Chunk:

@@ -38,12 +38,14 @@ class _LadderLayer(_Layer):
     packed_values: dict[int, Packed] = field(default_factory=dict)
     centre: Tensor = field(default_factory=lambda: torch.empty(0))
     """Mean raw key, float32 [kv_heads, 1, head_dim]; fixed when the first slots are packed."""
+    saliency: Tensor | None = None
+    """Saliency of each slot's patch, float16 [kv_heads, slots]; one more column of the slot table, or None."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         packed = [*self.packed_keys.values(), *self.packed_values.values()]
         parts = [tensor for tier in packed for tensor in (tier.codes, tier.scales, tier.zeros)]
-        return (*super().tensors, *parts, self.centre)
+        return (*super().tensors, *parts, self.centre, *(() if self.saliency is None else (self.saliency,)))
 
 
 class LadderArena(Arena):
@@ -58,8 +60,9 @@ class LadderArena(Arena):
     def __init__(
         self, plan: LadderPlan, rotary: Rotary, device: torch.device | str = "cpu", order: str = "policy"
     ) -> None:
-        """Allocate everything in ``plan``; ``order`` as in LadderSettings."""
-        self.order = order
+        """Allocate everything in ``plan``; ``order`` as in LadderSettings, where the plan is not for saliency."""
+        self.order = "saliency" if plan.by_saliency else order
+        self._columns = (*TABLE, "saliency") if plan.by_saliency else TABLE
         self._packed = dict.fromkeys(TIERS, 0)
         self._centred = False
         self._peak_bytes = 0
@@ -76,8 +79,10 @@ class LadderArena(Arena):
             packed_keys={bits: self._empty(plan, bits) for bits in TIERS},
             packed_values={bits: self._empty(plan, bits) for bits in TIERS},
             centre=torch.zeros((shape.kv_heads, 1, shape.head_dim), dtype=torch.float32, device=self.device),
+            saliency=torch.zeros(plane[0], plan.slots, dtype=torch.float16, device=self.device)
+            if plan.by_saliency else None,
             **_Layer.table(plan, self.device),
-        )
+        )  # fmt: skip
 
     def _empty(self, plan: LadderPlan, bits: int) -> Packed:
         leading = (plan.shape.kv_heads, plan.tier_slots(bits))
@@ -159,6 +164,10 @@ class LadderArena(Arena):
 
     def _place(self, layer: _Layer, start: int, keys: Tensor, values: Tensor) -> None:
         super()._place(layer, start - self._packed_slots, keys, values)
+        assert isinstance(layer, _LadderLayer) and self._pending is not None
+        if layer.saliency is not None:
+            saliency = self._pending.saliency
+            layer.saliency[:, start : start + keys.shape[1]] = 0 if saliency is None else saliency
 
     def commit(self) -> None:
         """Make the written chunk part of the memory."""
@@ -178,7 +187,7 @@ class LadderArena(Arena):
         """Move slots down the ladder, evicting none, until ``tokens`` fit into the full-precision part.
 
         Within a tier the slots lie worst first, so those at the tier's beginning move down; frames appended since the
-        last compaction move last. Costs what moves, not what is there.
+        last compaction move last, or by their saliency where that is the order. Costs what moves, not what is there.
 
         :raises CapacityError: when the arena as a whole has no room for them; compact first.
         """
@@ -190,7 +199,7 @@ class LadderArena(Arena):
                 f"{tokens} tokens do not fit: {self.frame_slots_free} frame slots are free, and "
                 f"{self.plan.full_frame_slots} are in the model's own type."
             )
-        self._arrange([self._as_they_lie()] * len(self._layers), self._counts(self.frame_slots_used, tokens))
+        self._arrange(self._within_tiers(), self._counts(self.frame_slots_used, tokens))
 
     def compact(self, policy: SelectionPolicy, keep: int) -> None:
         """Keep ``keep`` frame slots per KV head as the policy chooses, the best of them with the most bits."""
@@ -230,6 +239,15 @@ class LadderArena(Arena):
         slots = torch.arange(self.frame_slots_used, device=self.device)
         return slots.expand(self.plan.shape.kv_heads, -1)
 
+    def _within_tiers(self) -> list[Tensor]:
+        """Per layer the frame slots in the order in which they move down: as they lie, or by saliency in each tier."""
+        if not self.plan.by_saliency:
+            return [self._as_they_lie()] * len(self._layers)
+        tier = torch.zeros(1, self.frame_slots_used, dtype=torch.int16, device=self.device)
+        for step in (self._packed[4], self._packed[4] + self._packed[8]):
+            tier[:, step:] += 1
+        return [self._by_rank(index, tier, tier.shape[1]) for index in range(len(self._layers))]
+
     def _counts(self, keep: int, tokens: int) -> dict[int, int]:
         """Slots per packed tier (bits -> count) for ``keep`` slots: as many bits as fit.
 
@@ -242,9 +260,16 @@ class LadderArena(Arena):
         return {4: keep - full - int8, 8: int8}
 
     def _by_rank(self, index: int, rank: Tensor, keep: int) -> Tensor:
-        """Indices of the ``keep`` best frame slots, worst first, int64 [kv_heads, keep]; newer wins among equals."""
-        frames = self._layers[index].frames[:, self.pinned : self.frames_end].long()
-        return (rank.long() * (1 << 32) + frames).argsort(dim=1, stable=True)[:, -keep:]
+        """Indices of the ``keep`` best frame slots, worst first, int64 [kv_heads, keep]; newer wins among equals.
+
+        Of equal rank the more salient ones are better, where the plan is for saliency.
+        """
+        layer, slots = self._layers[index], slice(self.pinned, self.frames_end)
+        rank = rank.long()
+        if layer.saliency is not None:
+            # As whole numbers, float16 that are not negative keep their order.
+            rank = (rank << 16) + layer.saliency[:, slots].view(torch.int16)
+        return ((rank << 32) + layer.frames[:, slots]).argsort(dim=1, stable=True)[:, -keep:]
 
     def _arrange(self, orders: list[Tensor], counts: dict[int, int]) -> None:
         """Lay the frame slots ``orders`` (per layer [kv_heads, keep], worst first) onto the ladder anew."""
@@ -255,7 +280,7 @@ class LadderArena(Arena):
             move = LadderMove(self._codec, self._packed, counts, order, layer.positions[:, frames])
             move.plane(layer.packed_keys, layer.keys[:, self.pinned :], layer.centre)
             move.plane(layer.packed_values, layer.values[:, self.pinned :], None)
-            for name in TABLE:
+            for name in self._columns:
                 table: Tensor = getattr(layer, name)
                 table[:, self.pinned : self.pinned + keep] = gather_rows(table[:, frames], order)
         self._centred = self._centred or sum(counts.values()) > 0
@@ -301,7 +326,7 @@ class LadderArena(Arena):
         for layer in self._layers:
             for name in ("keys", "values"):
                 setattr(layer, name, _resized(getattr(layer, name), plan.full_slots))
-            for name in TABLE:
+            for name in self._columns:
                 setattr(layer, name, _resized(getattr(layer, name), plan.slots))
             for tiers in (layer.packed_keys, layer.packed_values):
                 for bits in TIERS:

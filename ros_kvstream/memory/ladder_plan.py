@@ -11,6 +11,8 @@ from ros_kvstream.memory.precision import packed_bytes
 from ros_kvstream.settings import LadderSettings
 
 FLOAT32_BYTES = 4
+SALIENCY_BYTES = 2
+"""A slot's saliency as float16, where the ladder sorts by it."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class LadderPlan(BudgetPlan):
     """Frame slots in 8 bits."""
     group: int
     """Channels that share a scale and a zero point; divides head_dim."""
+    by_saliency: bool = False
+    """Whether the slot table also holds each slot's saliency, by which the ladder is sorted."""
 
     @property
     def full_frame_slots(self) -> int:
@@ -44,6 +48,12 @@ class LadderPlan(BudgetPlan):
         return 2 * shape.layers * shape.kv_heads * packed_bytes(shape.head_dim, bits, self.group)
 
     @property
+    def table_row_bytes(self) -> int:
+        """Bytes of the slot table for one slot in all layers and KV heads."""
+        saliency = SALIENCY_BYTES if self.by_saliency else 0
+        return self.shape.table_row_bytes + self.shape.layers * self.shape.kv_heads * saliency
+
+    @property
     def parts(self) -> dict[str, int]:
         """Bytes per part; their sum is what is allocated."""
         shape = self.shape
@@ -51,7 +61,7 @@ class LadderPlan(BudgetPlan):
             "full": self.full_slots * shape.token_bytes,
             "int8": self.int8_slots * self.packed_slot_bytes(8),
             "int4": self.int4_slots * self.packed_slot_bytes(4),
-            "slot table": self.slots * shape.table_row_bytes,
+            "slot table": self.slots * self.table_row_bytes,
             "centres": FLOAT32_BYTES * shape.head_dim * (shape.layers * shape.kv_heads + shape.head_dim),
             "scratch": self.frame_slots * shape.scratch_row_bytes,
             "decoded layer": 2 * self.slots * shape.plane_row_bytes,
@@ -61,7 +71,7 @@ class LadderPlan(BudgetPlan):
         """Bytes taken by this many slots of each precision: K, V, scales and slot table."""
         slots = full + int8 + int4
         packed = int8 * self.packed_slot_bytes(8) + int4 * self.packed_slot_bytes(4)
-        return full * self.shape.token_bytes + packed + slots * self.shape.table_row_bytes
+        return full * self.shape.token_bytes + packed + slots * self.table_row_bytes
 
 
 def plan_ladder(
@@ -79,7 +89,8 @@ def plan_ladder(
         int4 = min(int(settings.int4 * frame_slots), most)
         int8 = min(int(settings.int8 * frame_slots), most - int4)
         group = math.gcd(int(settings.group), shape.head_dim)
-        return LadderPlan(shape, budget_bytes, pinned, frame_slots, reserve, int4, int8, group)
+        by_saliency = settings.order == "saliency"
+        return LadderPlan(shape, budget_bytes, pinned, frame_slots, reserve, int4, int8, group, by_saliency)
 
     smallest = divided(2 * frame_tokens)
     if smallest.allocated_bytes > budget_bytes:

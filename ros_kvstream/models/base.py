@@ -43,6 +43,14 @@ class FrameTokens:
     after: int = 0
     """Tokens of text behind it."""
 
+    def of_patches(self, values: Tensor) -> Tensor:
+        """What is known per patch, [rows * columns], per token; what is no patch gets the greatest value."""
+        if self.places is None:
+            return values
+        row, column = self.places.long().unbind(-1)
+        found = values[(row * self.columns + column).clamp_min(0)]
+        return torch.where(row >= 0, found, values.max())
+
 
 class VideoLanguageModel(ABC):
     """A video language model of any family, as the memory needs it. Single-threaded; weights are never changed."""

@@ -140,7 +140,8 @@ LADDER = (
     _setting("ladder.group", 64, "Channels that share a scale, at most; fewer are more exact and take more bytes.", 2,
              1024),
     _setting("ladder.order", "policy", "Which slots get the most bits: policy (those that the policy would keep "
-             "longest) or recent (the newest).", choices=("policy", "recent")),
+             "longest), recent (the newest) or saliency (those of patches with edges and colour).",
+             choices=("policy", "recent", "saliency")),
 )
 
 ARCHIVE = (

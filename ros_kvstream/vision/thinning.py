@@ -29,11 +29,13 @@ class FrameThinner:
         return self._gates[camera].decide(frame, stamp)
 
     def patches(
-        self, frame: NDArray[Any], stamp: float, camera: str, grid: tuple[int, int], resized_hw: tuple[int, int]
-    ) -> NDArray[np.bool_] | None:
+        self, frame: NDArray[Any], stamp: float, camera: str, grid: tuple[int, int], resized_hw: tuple[int, int],
+        saliency: NDArray[Any] | None = None,
+    ) -> NDArray[np.bool_] | None:  # fmt: skip
         """Patches of the frame decided last that are to be computed, bool [rows * columns]; None for all of them.
 
         :param grid: (rows, columns) of merged patches; :param resized_hw: (height, width) after the model's resize.
+        :param saliency: the frame's ``saliency_map``, where it has been computed.
         """
         if self._saliency.mode == "off":
             return None
@@ -44,7 +46,8 @@ class FrameThinner:
             if changed is None or not 0 <= since < self._gate_settings.max_silence:
                 self._whole[camera] = stamp
                 return None
-        kept = salient_patches(saliency_map(frame, *grid, resized_hw), self._saliency, changed)
+        saliency = saliency_map(frame, *grid, resized_hw) if saliency is None else saliency
+        kept = salient_patches(saliency, self._saliency, changed)
         return None if kept.all() else kept.reshape(-1)
 
     def forget(self, camera: str) -> None:

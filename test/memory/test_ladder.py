@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,6 +37,7 @@ def make_ladder(
     """A ladder of about this many frame slots, its prompt already pinned."""
     shape = CacheShape(2, 2, head_dim, dtype)
     options = {"pinned": pinned, "reserve": 10, "frame_tokens": frame_tokens}
+    ladder = replace(ladder, order=order)
     budget = 1000
     while plan_or_none(shape, budget, ladder, options, frame_slots) is None:
         budget += 500
@@ -43,6 +46,34 @@ def make_ladder(
         append(arena, pinned, frame=-1, frames=False, seed=99)
     arena.pin()
     return arena
+
+
+def fill_salient(arena: Arena, saliency: list[list[float]], start: int = 0) -> None:
+    """Append frames of so many tokens; a slot's w is its token's number in its frame."""
+    for frame, values in enumerate(saliency, start):
+        arena.settle(len(values))
+        append(arena, len(values), frame=frame, seed=frame, t=frame, saliency=torch.tensor(values).half())
+
+
+def grades(saliency: list[list[float]], start: int = 0) -> dict[tuple[int, int], tuple[float, int]]:
+    """(frame, token) -> (saliency, frame): what a slot is worth, ties to the newer."""
+    return {
+        (frame, token): (float(torch.tensor(value).half()), frame)
+        for frame, values in enumerate(saliency, start) for token, value in enumerate(values)
+    }  # fmt: skip
+
+
+def tiers(arena: LadderArena, index: int, head: int) -> dict[str, list[tuple[int, int]]]:
+    """(frame, token) of the slots in each tier."""
+    view, found, start = arena.frame_slots(index), {}, 0
+    for name in ("int4", "int8", "full"):
+        span = slice(start, start + arena.tier_counts[name])
+        found[name] = [
+            (int(frame), int(place[2]))
+            for frame, place in zip(view.frames[head, span], view.positions[head, span], strict=True)
+        ]
+        start = span.stop
+    return found
 
 
 def plan_or_none(
@@ -78,8 +109,8 @@ def slots_by_place(arena: Arena, index: int) -> list[dict[tuple[int, ...], tuple
 
 def test_everything_allocated_is_planned_and_within_the_budget() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        for head_dim in (16, 24, 80):
-            arena = make_ladder(dtype=dtype, head_dim=head_dim)
+        for head_dim, order in ((16, "policy"), (24, "recent"), (80, "policy"), (16, "saliency"), (80, "saliency")):
+            arena = make_ladder(dtype=dtype, head_dim=head_dim, order=order)
             assert arena.allocated_bytes == arena.plan.allocated_bytes <= arena.plan.budget_bytes
 
 
@@ -165,7 +196,7 @@ def test_a_slot_that_stays_in_its_tier_keeps_its_codes() -> None:
 
 
 @pytest.mark.parametrize("policy_name", ["infinipot_v", "tar", "van", "uniform", "sliding_window"])
-@pytest.mark.parametrize("order", ["policy", "recent"])
+@pytest.mark.parametrize("order", ["policy", "recent", "saliency"])
 def test_a_compaction_keeps_what_the_policy_chooses(policy_name: str, order: str) -> None:
     policy = make_policy(policy_name, {})
     arena = make_ladder(order=order)
@@ -199,8 +230,69 @@ def test_what_the_policy_would_keep_longest_gets_the_most_bits_even_if_old() -> 
     assert (view.frames[:, -counts["full"] :] < newest - 3).any()
 
 
-def test_a_question_is_rolled_back_bit_for_bit() -> None:
-    arena = make_ladder()
+SALIENCIES = st.lists(st.lists(st.floats(0, 300), min_size=4, max_size=4), min_size=10, max_size=20)
+
+
+@settings(max_examples=25, deadline=None)
+@given(saliency=SALIENCIES, policy=st.sampled_from(["van", "uniform", "sliding_window"]), share=st.floats(0.3, 0.9))
+def test_at_a_compaction_the_most_salient_of_what_stays_gets_the_most_bits(
+    saliency: list[list[float]], policy: str, share: float
+) -> None:
+    arena = make_ladder(frame_slots=80, order="saliency")
+    fill_salient(arena, saliency)
+    arena.compact(make_policy(policy, {}), max(4, int(share * arena.frame_slots_used)))
+    worth = grades(saliency)
+    for index in range(2):
+        for head in range(2):
+            found = tiers(arena, index, head)
+            for coarse, fine in (("int4", "int8"), ("int8", "full"), ("int4", "full")):
+                if found[coarse] and found[fine]:
+                    assert max(worth[slot] for slot in found[coarse]) <= min(worth[slot] for slot in found[fine])
+            places = [slot for tier in found.values() for slot in tier]
+            held = arena._layers[index].saliency[head, arena.pinned : arena.frames_end].tolist()  # type: ignore
+            assert held == [worth[slot][0] for slot in places], "the column moves with its slots"
+
+
+def test_between_compactions_the_least_salient_slot_of_a_tier_moves_down_first() -> None:
+    """One salient patch in each frame: after the first move none of them is packed, however old."""
+    saliency = [[1.0, 1.0, 50.0, 1.0]] * 20
+    arena = make_ladder(frame_slots=80, order="saliency")
+    by_age = make_ladder(frame_slots=80, order="recent")
+    while arena.full_slots_free >= 4:
+        fill_salient(arena, [saliency[0]], start=arena.frame_slots_used // 4)
+        fill_salient(by_age, [saliency[0]], start=by_age.frame_slots_used // 4)
+    for each in (arena, by_age):
+        each.settle(4)
+    for ladder, lost in ((arena, False), (by_age, True)):
+        found = tiers(ladder, 1, 0)
+        assert found["int8"] + found["int4"]
+        assert any(token == 2 for _, token in found["int8"] + found["int4"]) is lost
+
+
+def test_text_and_frames_without_saliency_count_as_plain() -> None:
+    arena = make_ladder(order="saliency")
+    fill(arena, 3)
+    append(arena, 3, frame=-1, frames=False, seed=7, t=50)
+    assert arena._layers[0].saliency is not None
+    assert not arena._layers[0].saliency[:, : arena.used].any()
+
+
+def test_the_saliency_column_is_counted_only_where_it_is_there() -> None:
+    options = {"pinned": 3, "reserve": 10, "frame_tokens": 4}
+    by_policy, by_saliency = (
+        plan_ladder(QWEN_3B, 64 * MIB, LadderSettings(mode="on", order=order), **options)
+        for order in ("policy", "saliency")
+    )
+    rows = QWEN_3B.layers * QWEN_3B.kv_heads
+    assert by_policy.parts["slot table"] == by_policy.slots * QWEN_3B.table_row_bytes
+    assert by_saliency.parts["slot table"] == by_saliency.slots * (QWEN_3B.table_row_bytes + 2 * rows)
+    assert 0.98 * by_policy.frame_slots < by_saliency.frame_slots <= by_policy.frame_slots
+    assert by_saliency.bytes_in_use(1, 1, 1) - by_policy.bytes_in_use(1, 1, 1) == 3 * 2 * rows
+
+
+@pytest.mark.parametrize("order", ["policy", "saliency"])
+def test_a_question_is_rolled_back_bit_for_bit(order: str) -> None:
+    arena = make_ladder(order=order)
     fill(arena, 9)
     before = [tensor.clone() for index in range(2) for tensor in arena.layer(index)]
     table = [arena.frame_slots(index).positions.clone() for index in range(2)]
@@ -240,12 +332,14 @@ def test_rebasing_turns_every_key_and_recodes_none() -> None:
         assert torch.allclose(view.unrotated_keys, raw[index], atol=1e-3)
 
 
-def test_a_smaller_and_a_larger_budget_on_the_live_arena() -> None:
-    arena = make_ladder(frame_slots=80)
+@pytest.mark.parametrize("order", ["policy", "saliency"])
+def test_a_smaller_and_a_larger_budget_on_the_live_arena(order: str) -> None:
+    arena = make_ladder(frame_slots=80, order=order)
+    halves = replace(HALVES, order=order)
     fill(arena, arena.plan.frame_slots // 4)
     plan = arena.plan
     options = {"pinned": 3, "reserve": 10, "frame_tokens": 4}
-    smaller = plan_ladder(plan.shape, plan.budget_bytes * 2 // 3, HALVES, **options)
+    smaller = plan_ladder(plan.shape, plan.budget_bytes * 2 // 3, halves, **options)
     with pytest.raises(CapacityError):
         arena.resize(smaller)
     arena.compact(make_policy("uniform", {}), smaller.frame_slots)

@@ -33,11 +33,15 @@ def make_arena(
     return arena
 
 
-def append(arena: Arena, tokens: int, *, frame: int, frames: bool = True, seed: int = 0, t: int = 0) -> None:
+def append(
+    arena: Arena, tokens: int, *, frame: int, frames: bool = True, seed: int = 0, t: int = 0,
+    saliency: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Append random keys and values, different in every layer, with one frame's table entries."""
     generator = torch.Generator().manual_seed(seed)
     positions = torch.stack([torch.full((tokens,), t), torch.arange(tokens), torch.arange(tokens)], -1).int()
-    chunk = Chunk(positions, torch.full((tokens,), frame, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int16))
+    numbers, cameras = torch.full((tokens,), frame, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int16)
+    chunk = Chunk(positions, numbers, cameras, saliency)
     arena.begin(chunk, frames=frames)
     shape = arena.plan.shape
     for layer in range(shape.layers):
