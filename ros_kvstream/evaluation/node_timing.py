@@ -25,7 +25,7 @@ WARM_UP_SECONDS = 3.0
 QUESTION_SECONDS = 2.0
 """From one question to the next; one that is still open delays the next."""
 QUESTION = "is the cone on the left or on the right ?"
-STATS_SECONDS = 0.1
+STATS_SECONDS = 0.25
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.key_rows import KeyRows
 from ros_kvstream.memory.selection.once_per_table import once_per_table
 from ros_kvstream.memory.selection.patches import number_patches
-from ros_kvstream.memory.selection.ranking import recency
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,18 @@ class Walk:
 def walk(view: LayerSlots) -> Walk:
     """Order a layer's slots for ``similarity_to_newer``."""
     patches = number_patches(view)
-    newest_first = recency(view).flatten().argsort(dim=0, descending=True, stable=True)
-    patch = patches.index.index_select(0, newest_first)
-    by_patch = patch.argsort(stable=True)
-    slots, patch = newest_first[by_patch], patch[by_patch].long()
+    frames = view.frames.flatten()
+    oldest, newest = (int(end) for end in torch.aminmax(frames))
+    # By patch, the newest first; a frame shows a patch once. A sort of short numbers takes half the time.
+    span = newest - oldest + 1
+    number = patches.index if patches.count * span < 1 << 31 else patches.index.long()
+    slots = (number * span + (newest - frames)).argsort(stable=True)
+    patch = patches.index.index_select(0, slots).long()
     counts = torch.bincount(patch, minlength=patches.count)
     newer = torch.arange(len(slots), device=slots.device) - (counts.cumsum(0) - counts)[patch]
     lane = torch.empty_like(counts)
     lane[counts.argsort(descending=True, stable=True)] = torch.arange(len(counts), device=counts.device)
-    order = (newer * len(counts) + lane[patch]).argsort()
+    order = (newer * len(counts) + lane[patch]).argsort(stable=True)
     return Walk(slots[order], newer[order], torch.bincount(newer).tolist())
 
 

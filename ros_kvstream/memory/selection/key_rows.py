@@ -11,7 +11,7 @@ from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.rows import flat_rows
 from ros_kvstream.memory.selection.base import LayerSlots
 
-BLOCK_ROWS = 1024
+BLOCK_ROWS = 2048
 """Keys that are turned and compared at a time; their float32 copies are the extra memory."""
 TINY = 1e-30
 """Guards the norm of a key that is zero; its similarity to everything is 0."""
@@ -23,6 +23,7 @@ class KeyRows:
     """One layer's keys by flat slot number (head * slots + slot), in blocks that pass through one reused buffer."""
 
     def __init__(self, view: LayerSlots) -> None:
+        self._view = view
         self._slots = view.slots
         self._rotary = view.rotary
         self._rows, self._per_head = flat_rows(view.keys if view.rotary is not None else view.unrotated_keys)
@@ -45,8 +46,7 @@ class KeyRows:
         source = slots + slots.div(self._slots, rounding_mode="floor") * gap if gap else slots
         times = self._times.index_select(0, slots)
         norms = None if self._norms is None else self._norms.index_select(0, slots)
-        size = (min(BLOCK_ROWS, slots.numel()), self._rows.shape[-1])
-        buffer = torch.empty(size, dtype=torch.float32, device=slots.device)
+        buffer = self._buffer(min(BLOCK_ROWS, slots.numel()))
         for start in range(0, max(1, slots.numel() - overlap), BLOCK_ROWS - overlap):
             part = slice(start, min(start + BLOCK_ROWS, slots.numel()))
             rows = buffer[: part.stop - start]
@@ -60,6 +60,12 @@ class KeyRows:
                 yield part, rows, torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
             else:
                 yield part, rows, norms[part]
+
+    def _buffer(self, rows: int) -> Tensor:
+        """The scratch, unless the keys lie in it already."""
+        if self._rotary is None:
+            return torch.empty(rows, self._rows.shape[-1], dtype=torch.float32, device=self._rows.device)
+        return self._view.room(rows, self._rows.shape[-1])
 
     def _angles(self, rotary: Rotary, times: Tensor) -> list[tuple[Tensor, Tensor]]:
         if self._table is None:
