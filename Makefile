@@ -35,11 +35,11 @@ export AMENT_PREFIX_PATH := $(CURDIR)/$(VENV)
 export ROS_AUTOMATIC_DISCOVERY_RANGE := LOCALHOST
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint train findings clean
+.PHONY: help env demo test test-oldest lint train findings clean
 
 help: ## this list
 	@echo "make targets:"
-	@sed -n 's/^\([a-z]*\):.*## /  \1 @/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-12s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /  \1 @/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-12s%s\n", $$1, $$2 }'
 	@sed -n '/^# Variables/,/^$$/s/^# //p' $(firstword $(MAKEFILE_LIST))
 
 env: $(PACKAGE_STAMP) ## the environment alone: .venv with all dependencies and the built interfaces
@@ -49,6 +49,9 @@ demo: $(PACKAGE_STAMP) ## ask a running node about a recording; BAG=path TOPIC=/
 
 test: lint ## style, types and all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-oldest: $(PACKAGE_STAMP) ## the models' tests with the oldest transformers that is supported
+	PIP_ARGS="$(PIP_ARGS)" tools/test_oldest.sh $(BIN)/python $(PYTEST_ARGS)
 
 lint: $(PACKAGE_STAMP) ## style and types alone
 	$(BIN)/ruff check .

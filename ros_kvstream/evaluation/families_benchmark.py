@@ -116,6 +116,32 @@ def model_report(model: VideoLanguageModel, frame: tuple[int, int]) -> dict[str,
     return figures
 
 
+COLUMNS = ("model", "parameters", "a token", "tokens a frame", "a frame", "256 MiB", "1 GiB")
+
+
+def rows_of(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The table's rows, families by name, models as published."""
+    return [
+        (
+            name.split("/")[-1] + ("*" if figures["unconfirmed"] else ""),
+            f"{figures['parameters'] / 1e9:.2f} B",
+            size(figures["bytes_per_token"]),
+            f"{figures['tokens_per_frame']}",
+            size(figures["bytes_per_token"] * figures["tokens_per_frame"]),
+            f"{figures['frames_in_256_mib']:,}",
+            f"{figures['frames_in_1_gib']:,}",
+        )
+        for family in report.values()
+        for name, figures in family["models"].items()
+    ]
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The table of docs/models.md."""
+    lines = [COLUMNS, ("---",) + ("--:",) * (len(COLUMNS) - 1), *rows_of(report)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def show(report: dict[str, Any], console: Console) -> None:
     """Print one table."""
     from rich.box import SIMPLE_HEAD
@@ -123,18 +149,9 @@ def show(report: dict[str, Any], console: Console) -> None:
 
     width, height = (next(iter(report.values()))["frame"][side] for side in ("width", "height"))
     table = Table(title=f"Frames of {width} x {height} pixels, {DTYPE}", title_justify="left", box=SIMPLE_HEAD)
-    for column in ("model", "parameters", "a token", "tokens a frame", "a frame", "256 MiB", "1 GiB"):
+    for column in COLUMNS:
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    for family in report.values():
-        for name, figures in family["models"].items():
-            table.add_row(
-                name.split("/")[-1] + ("*" if figures["unconfirmed"] else ""),
-                f"{figures['parameters'] / 1e9:.2f} B",
-                size(figures["bytes_per_token"]),
-                f"{figures['tokens_per_frame']}",
-                size(figures["bytes_per_token"] * figures["tokens_per_frame"]),
-                f"{figures['frames_in_256_mib']:,}",
-                f"{figures['frames_in_1_gib']:,}",
-            )
+    for cells in rows_of(report):
+        table.add_row(*cells)
     console.print(table)
     console.print("* something of its config could not be confirmed, see docs/models.md")

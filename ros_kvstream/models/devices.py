@@ -47,9 +47,13 @@ def resolve_dtype(dtype: str, device: torch.device, config: dict[str, Any]) -> t
     if device.type == "cpu":
         return torch.float32
     own = _named(checkpoint_dtype(config))
-    if own == torch.bfloat16 and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
+    if own == torch.bfloat16 and device.type == "cuda" and not _ampere_or_newer(device):
         return torch.float16  # emulated there, and slow
     return own
+
+
+def _ampere_or_newer(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def checkpoint_dtype(config: dict[str, Any]) -> str:
@@ -78,9 +82,8 @@ def resolve_attention(attention: str, device: torch.device, dtype: torch.dtype, 
     :raises ModelError: when what is asked for is not there.
     """
     flash_installed = importlib.util.find_spec("flash_attn") is not None
-    fits_flash = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    fits_flash = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and _ampere_or_newer(device)
     if attention == "auto":
-        # transformers 5 and 4.57 name what a class can do differently before and after 4.5x; all have _supports_sdpa.
         if flash_installed and fits_flash and getattr(architecture, "_supports_flash_attn", False):
             return "flash_attention_2"
         return "sdpa" if getattr(architecture, "_supports_sdpa", True) else "eager"
@@ -93,7 +96,7 @@ def resolve_attention(attention: str, device: torch.device, dtype: torch.dtype, 
         if not fits_flash:
             kind = str(dtype).removeprefix("torch.")
             raise ModelError(
-                f"attention = 'flash_attention_2': it needs a CUDA device and a 16-bit type, not {kind} on {device}. "
+                f"attention = 'flash_attention_2': it needs a GPU from Ampere on and a 16-bit type, not {kind} on {device}. "
                 "Set dtype = bfloat16 and device = cuda, or use attention = auto."
             )
     return attention

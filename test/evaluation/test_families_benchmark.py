@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ros_kvstream.evaluation import families_benchmark
-from ros_kvstream.evaluation.families_benchmark import CONFIGS, family_report, run, show
+from ros_kvstream.evaluation.families_benchmark import CONFIGS, family_report, markdown, run, show
 from ros_kvstream.models.families import FAMILIES
 
 PUBLISHED_BYTES = {
@@ -87,6 +88,11 @@ def test_the_report_is_json_and_can_be_shown(report: dict[str, Any]) -> None:
     with console.capture() as shown:
         show(report, console)
     assert "Qwen2.5-VL-7B-Instruct" in shown.get() and "640 x 480" in shown.get()
+
+
+def test_the_table_in_the_documentation_is_the_one_that_is_computed(report: dict[str, Any]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert markdown(report) in page
 
 
 def test_one_family_can_be_asked_for_alone() -> None:

@@ -78,6 +78,9 @@ def test_a_checkpoint_of_an_unknown_type_is_refused() -> None:
 
 def test_attention_is_the_best_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with_flash(monkeypatch, True)
+    with_gpus(monkeypatch, 1, (7, 2))
+    assert resolve_attention("auto", GPU, torch.float16, BOTH) == "sdpa"
+    with_gpus(monkeypatch, 1, (8, 7))
     assert resolve_attention("auto", GPU, torch.bfloat16, BOTH) == "flash_attention_2"
     assert resolve_attention("auto", GPU, torch.float32, BOTH) == "sdpa"
     assert resolve_attention("auto", CPU, torch.bfloat16, BOTH) == "sdpa"
@@ -89,6 +92,7 @@ def test_attention_is_the_best_that_is_there(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_flash_attention_that_cannot_be_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with_flash(monkeypatch, False)
+    with_gpus(monkeypatch, 1)
     with pytest.raises(ModelError, match="pip install flash-attn"):
         resolve_attention("flash_attention_2", GPU, torch.bfloat16, BOTH)
     with_flash(monkeypatch, True)
