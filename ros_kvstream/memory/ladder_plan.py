@@ -48,6 +48,13 @@ class LadderPlan(BudgetPlan):
         return 2 * shape.layers * shape.kv_heads * packed_bytes(shape.head_dim, bits, self.group)
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales and zero points among the packed slots' bytes."""
+        shape, codes = self.shape, {bits: self.shape.head_dim * bits // 8 for bits in (8, 4)}
+        rows = 2 * shape.layers * shape.kv_heads
+        return sum(self.tier_slots(bits) * (self.packed_slot_bytes(bits) - rows * codes[bits]) for bits in codes)
+
+    @property
     def table_row_bytes(self) -> int:
         """Bytes of the slot table for one slot in all layers and KV heads."""
         saliency = SALIENCY_BYTES if self.by_saliency else 0
@@ -74,6 +81,13 @@ class LadderPlan(BudgetPlan):
         return full * self.shape.token_bytes + packed + slots * self.table_row_bytes
 
 
+def smallest_ladder(
+    shape: CacheShape, settings: LadderSettings, *, pinned: int, reserve: int, frame_tokens: int
+) -> int:
+    """Bytes of the smallest budget that ``plan_ladder`` accepts."""
+    return _divided(shape, 0, settings, pinned, reserve, frame_tokens, 2 * frame_tokens).allocated_bytes
+
+
 def plan_ladder(
     shape: CacheShape, budget_bytes: int, settings: LadderSettings, *, pinned: int, reserve: int, frame_tokens: int
 ) -> LadderPlan:
@@ -85,16 +99,10 @@ def plan_ladder(
     """
 
     def divided(frame_slots: int) -> LadderPlan:
-        most = max(0, frame_slots - 2 * frame_tokens)
-        int4 = min(int(settings.int4 * frame_slots), most)
-        int8 = min(int(settings.int8 * frame_slots), most - int4)
-        group = math.gcd(int(settings.group), shape.head_dim)
-        by_saliency = settings.order == "saliency"
-        return LadderPlan(shape, budget_bytes, pinned, frame_slots, reserve, int4, int8, group, by_saliency)
+        return _divided(shape, budget_bytes, settings, pinned, reserve, frame_tokens, frame_slots)
 
-    smallest = divided(2 * frame_tokens)
-    if smallest.allocated_bytes > budget_bytes:
-        needed = smallest.allocated_bytes
+    needed = smallest_ladder(shape, settings, pinned=pinned, reserve=reserve, frame_tokens=frame_tokens)
+    if needed > budget_bytes:
         raise BudgetError(
             f"memory.budget_mib = {budget_bytes / MIB:g} is too small: {pinned} prompt slots, {reserve} slots for "
             f"questions and answers and 2 x {frame_tokens} frame slots need {needed} bytes. "
@@ -105,3 +113,16 @@ def plan_ladder(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if divided(middle).allocated_bytes <= budget_bytes else (low, middle - 1)
     return divided(low)
+
+
+def _divided(
+    shape: CacheShape, budget_bytes: int, settings: LadderSettings, pinned: int, reserve: int, frame_tokens: int,
+    frame_slots: int,
+) -> LadderPlan:  # fmt: skip
+    """The plan with this many frame slots, two blocks of frames at least in the model's own type."""
+    most = max(0, frame_slots - 2 * frame_tokens)
+    int4 = min(int(settings.int4 * frame_slots), most)
+    int8 = min(int(settings.int8 * frame_slots), most - int4)
+    group = math.gcd(int(settings.group), shape.head_dim)
+    by_saliency = settings.order == "saliency"
+    return LadderPlan(shape, budget_bytes, pinned, frame_slots, reserve, int4, int8, group, by_saliency)
