@@ -21,12 +21,19 @@ NO_MIDDLEWARE = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until it is told to end; returns the exit status."""
+    begun = False
     try:
         rclpy.init(args=arguments)
+        begun = True
         node = KvStreamNode()
     except SettingsError as error:
         return _ended(str(error), BAD_PARAMETER)
+    except (KeyboardInterrupt, ExternalShutdownException):
+        rclpy.try_shutdown()
+        return 0
     except rclpy_implementation.RCLError as error:
+        if begun and not rclpy.ok():  # told to end while the node was being made
+            return 0
         return _ended(f"ROS 2 does not start: {error}", NO_MIDDLEWARE)
     executor = SingleThreadedExecutor()
     executor.add_node(node)

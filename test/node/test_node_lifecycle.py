@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 import subprocess
 import sys
@@ -310,6 +311,17 @@ def test_a_bad_parameter_at_start_ends_the_node_with_the_reason(arguments: list[
                           capture_output=True, timeout=60, env=_quiet())
     assert done.returncode == 2 and reason in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_the_node_is_being_made_ends_it_without_an_error() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time\nfrom ros_kvstream.node import lifecycle_node, main\n"
+                           "def heard(*_):\n    print('making', flush=True)\n    time.sleep(600)\n"
+                           "lifecycle_node.Services = heard\nraise SystemExit(main.main([]))"],
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_quiet()) as process:
+        assert process.stdout is not None and "making" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(60) == 0 and "Traceback" not in rest
 
 
 def test_ctrl_c_while_the_model_is_loaded_ends_the_node_at_once(tmp_path: Path, random_model: Path) -> None:
