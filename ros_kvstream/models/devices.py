@@ -96,7 +96,7 @@ def resolve_attention(attention: str, device: torch.device, dtype: torch.dtype, 
         if not fits_flash:
             kind = str(dtype).removeprefix("torch.")
             raise ModelError(
-                f"attention = 'flash_attention_2': it needs a GPU from Ampere on and a 16-bit type, not {kind} on {device}. "
-                "Set dtype = bfloat16 and device = cuda, or use attention = auto."
+                f"attention = 'flash_attention_2': it needs a GPU from Ampere on and a 16-bit type, not {kind} on "
+                f"{device}. Set dtype = bfloat16 and device = cuda, or use attention = auto."
             )
     return attention
