@@ -15,6 +15,8 @@ from ros_kvstream.records import Answer
 
 MAX_QUESTION_CHARACTERS = 20_000
 """Longer texts are refused before they reach the tokenizer."""
+MAX_CONVERSATION_CHARACTERS = 200
+"""A label is repeated with every piece of the answer, and any peer may ask."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Question:
     timeout: float = 60.0
     """Seconds from now, waiting included."""
     conversation_id: str = ""
+    """The asker's own label, repeated with the answer: it joins records, and gives no earlier answer to the model."""
 
     def __post_init__(self) -> None:
         if not self.text.strip():
@@ -40,6 +43,9 @@ class Question:
         if len(self.text) > MAX_QUESTION_CHARACTERS:
             raise QuestionError(f"question has {len(self.text)} characters; at most {MAX_QUESTION_CHARACTERS} "
                                 "are taken.")
+        if len(self.conversation_id) > MAX_CONVERSATION_CHARACTERS:
+            raise QuestionError(f"conversation_id has {len(self.conversation_id)} characters; at most "
+                                f"{MAX_CONVERSATION_CHARACTERS} are taken.")
         if self.until and self.since > self.until:
             raise QuestionError(f"since = {self.since:.3f} is after until = {self.until:.3f}.")
         if self.max_new_tokens < 0:

@@ -1,17 +1,120 @@
-"""The files in config/ name what the node really has."""
+"""The files in config/ are well-formed, and name what a running node really has, by the types that each view needs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 import yaml
+from rclpy.qos import DurabilityPolicy, ReliabilityPolicy
+from support.running_node import RunningNode, running_node
 
 from ros_kvstream.msg import KvStats
 
 CONFIG = Path(__file__).parents[2] / "config"
-SHOWN = {"/kvstream/kept_tokens", "/kvstream/answers", "/kvstream/stats", "/diagnostics"}
+PANELS = {"Image": "sensor_msgs/msg/Image", "DiagnosticSummary": "diagnostic_msgs/msg/DiagnosticArray",
+          "RawMessages": "ros_kvstream/msg/Answer", "Plot": "ros_kvstream/msg/KvStats"}
+"""What each kind of panel in the layout shows."""
+NUMBERS = ("uint8", "uint32", "uint64", "float32", "float64", "double", "float", "int32", "int64")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("config"), {"autostart": False}) as running:
+        running.until(lambda: "kvstream" in running.client.get_node_names(), "the node")
+        assert running.lifecycle_state() == "unconfigured"
+        yield running
+
+
+@pytest.fixture(scope="module")
+def layout() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CONFIG / "kvstream.foxglove.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def view() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CONFIG / "kvstream.rviz").read_text())
+    return found
+
+
+def published(node: RunningNode) -> dict[str, str]:
+    """Topics that the node publishes, with their type."""
+    return {name: types[0] for name, types in node.client.get_publisher_names_and_types_by_node("kvstream", "/")}
+
+
+# -- Foxglove ---------------------------------------------------------------------------------------------------------
+
+
+def leaves(tree: Any) -> list[str]:
+    """Panels of a layout tree; fails where a branch is not split in two at a share between 0 and 100 %."""
+    if isinstance(tree, str):
+        return [tree]
+    assert set(tree) - {"splitPercentage"} == {"direction", "first", "second"} and tree["direction"] in ("row", "column")
+    assert 0 < tree.get("splitPercentage", 50) < 100
+    return leaves(tree["first"]) + leaves(tree["second"])
+
+
+def shown(name: str, panel: dict[str, Any]) -> set[str]:
+    """Topics that a panel of the layout shows; a plot's paths are TOPIC.FIELD."""
+    kind = name.split("!")[0]
+    if kind == "Plot":
+        assert panel["paths"]
+        for path in panel["paths"]:
+            assert KvStats.get_fields_and_field_types()[path["value"].split(".")[1]] in NUMBERS
+        return {path["value"].split(".")[0] for path in panel["paths"]}
+    place = {"Image": lambda: panel["imageMode"]["imageTopic"], "RawMessages": lambda: panel["topicPath"],
+             "DiagnosticSummary": lambda: panel["topicToRender"]}
+    return {place[kind]()}
+
+
+def test_the_layout_places_every_panel_once(layout: dict[str, Any]) -> None:
+    assert {"configById", "globalVariables", "userNodes", "playbackConfig", "layout"} <= set(layout)
+    assert sorted(leaves(layout["layout"])) == sorted(layout["configById"])
+
+
+def test_the_layout_shows_topics_that_the_node_publishes_in_the_type_of_the_panel(
+        node: RunningNode, layout: dict[str, Any]) -> None:
+    topics = published(node)
+    for name, panel in layout["configById"].items():
+        for topic in shown(name, panel):
+            assert topics[topic] == PANELS[name.split("!")[0]], topic
+
+
+# -- RViz -------------------------------------------------------------------------------------------------------------
+
+
+def displays(view: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = view["Visualization Manager"]["Displays"]
+    return found
+
+
+def test_the_view_has_what_rviz_looks_for(view: dict[str, Any]) -> None:
+    assert {"Panels", "Visualization Manager", "Window Geometry"} <= set(view)
+    assert view["Visualization Manager"]["Global Options"]["Fixed Frame"]
+    names = [display["Name"] for display in displays(view)]
+    synced = [panel["SyncSource"] for panel in view["Panels"] if "SyncSource" in panel]
+    assert len(set(names)) == len(names) and set(synced) <= set(names)
+    for display in displays(view):
+        assert display["Class"] == "rviz_default_plugins/Image" and display["Enabled"] is True
+
+
+def test_the_view_shows_the_kept_tokens_and_the_camera_with_a_quality_of_service_that_matches(
+        node: RunningNode, view: dict[str, Any]) -> None:
+    kept, camera = (display["Topic"] for display in displays(view))
+    assert (kept["Value"], camera["Value"]) == ("/kvstream/kept_tokens", "/image")
+    assert published(node)[kept["Value"]] == "sensor_msgs/msg/Image"
+    offered = node.client.get_publishers_info_by_topic(kept["Value"])[0].qos_profile
+    assert offered.reliability == ReliabilityPolicy.RELIABLE or kept["Reliability Policy"] == "Best Effort"
+    assert offered.durability == DurabilityPolicy.TRANSIENT_LOCAL or kept["Durability Policy"] == "Volatile"
+    assert camera["Reliability Policy"] == "Best Effort"  # cameras are heard whatever they offer
+
+
+# -- SROS 2 -----------------------------------------------------------------------------------------------------------
 
 
 def granted(kind: str, way: str) -> set[str]:
@@ -21,35 +124,9 @@ def granted(kind: str, way: str) -> set[str]:
     return {name.replace("~", "/kvstream") if name.startswith("~") else f"/{name}" for name in names}
 
 
-def test_the_layout_shows_topics_and_fields_that_exist() -> None:
-    layout = json.loads((CONFIG / "kvstream.foxglove.json").read_text())
-    panels = layout["configById"]
-    text = json.dumps(layout["layout"])
-    assert all(f'"{name}"' in text for name in panels)
-    topics = {panels["Image!kept"]["imageMode"]["imageTopic"], panels["RawMessages!answers"]["topicPath"],
-              panels["DiagnosticSummary!health"]["topicToRender"]}
-    for panel in panels.values():
-        for path in panel.get("paths", []):
-            topic, field = path["value"].split(".")
-            topics.add(topic)
-            assert field in KvStats.get_fields_and_field_types()
-    assert topics == SHOWN
-
-
-def test_the_view_shows_the_kept_tokens() -> None:
-    view = yaml.safe_load((CONFIG / "kvstream.rviz").read_text())
-    topics = [display["Topic"]["Value"] for display in view["Visualization Manager"]["Displays"]]
-    assert topics == ["/kvstream/kept_tokens", "/image"]
-
-
-def test_the_security_policy_grants_what_a_running_node_has(tmp_path: Path) -> None:
-    from support.running_node import running_node
-
-    with running_node(tmp_path, {"autostart": False}) as node:
-        node.until(lambda: "kvstream" in node.client.get_node_names(), "the node")
-        assert node.lifecycle_state() == "unconfigured"
-        services = {name for name, _ in node.client.get_service_names_and_types_by_node("kvstream", "/")}
-        topics = {name for name, _ in node.client.get_publisher_names_and_types_by_node("kvstream", "/")}
+def test_the_security_policy_grants_what_a_running_node_has(node: RunningNode) -> None:
+    services = {name for name, _ in node.client.get_service_names_and_types_by_node("kvstream", "/")}
+    topics = set(published(node))
     action = {name for name in services | topics if "/_action/" in name}
     assert {name.split("/_action/")[0] for name in action} == granted("actions", "execute")
     assert services - action == granted("services", "reply")
