@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.selection.base import LayerSlots
-from ros_kvstream.memory.selection.key_rows import KeyRows
+from ros_kvstream.memory.selection.key_rows import KeyRows, dot_rows
 from ros_kvstream.memory.selection.once_per_table import once_per_table
 from ros_kvstream.memory.selection.patches import number_patches
 
@@ -61,7 +61,7 @@ def similarity_to_newer(view: LayerSlots) -> Tensor:
         while at < part.stop:
             count = min(path.steps[step] - lane, part.stop - at)
             units, sums = rows[at - part.start : at - part.start + count], total[lane : lane + count]
-            torch.sum(units * sums, -1, out=cosines[at : at + count])
+            dot_rows(units, sums, out=cosines[at : at + count])
             sums += units
             at, lane = at + count, lane + count
             if lane == path.steps[step]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,19 @@ TINY = 1e-30
 """Guards the norm of a key that is zero; its similarity to everything is 0."""
 TABLE_STEPS = 2048
 """Cosines and sines are looked up per time step when the slots span fewer steps than this, else taken per slot."""
+
+
+_VECDOT = getattr(np, "vecdot", None)
+"""From NumPy 2 on: products are summed as they are made, where torch writes and reads them once more."""
+
+
+def dot_rows(rows: Tensor, others: Tensor, out: Tensor) -> None:
+    """Dot products of float32 rows [..., n] with others that broadcast to them, into ``out`` [...]."""
+    if _VECDOT is None or rows.device.type != "cpu":
+        torch.sum(rows * others, -1, out=out)
+        return
+    with np.errstate(all="ignore"):  # keys that are no numbers give scores that are none
+        _VECDOT(rows.numpy(), others.numpy(), out=out.numpy())
 
 
 class KeyRows:

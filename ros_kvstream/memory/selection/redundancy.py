@@ -12,7 +12,7 @@ from torch import Tensor
 from ros_kvstream.memory.rows import count_true
 from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.history import similarity_to_newer
-from ros_kvstream.memory.selection.key_rows import KeyRows
+from ros_kvstream.memory.selection.key_rows import KeyRows, dot_rows
 from ros_kvstream.memory.selection.patches import Patches, number_patches
 from ros_kvstream.memory.selection.ranking import recency
 from ros_kvstream.memory.selection.whole_frames import frame_similarity_to_recent, whole_frames
@@ -44,8 +44,8 @@ def novelty(view: LayerSlots, recent: Tensor, compare_with: str = "recent") -> T
     patch = patches.index.index_select(0, past)
     cosines = torch.empty(past.numel(), dtype=torch.float32, device=recent.device)
     for part, rows, norms in keys.blocks(past) if past.numel() else ():
-        reference = means.index_select(0, patch[part]).mul_(rows)
-        torch.sum(reference, -1, out=cosines[part]).div_(norms)
+        dot_rows(rows, means.index_select(0, patch[part]), out=cosines[part])
+        cosines[part].div_(norms)
     similarity = torch.zeros(recent.numel(), dtype=torch.float32, device=recent.device)
     similarity = similarity.index_copy_(0, past, cosines).view_as(recent)
     if not bool(counts.all()):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.selection.base import LayerSlots
-from ros_kvstream.memory.selection.key_rows import TINY
+from ros_kvstream.memory.selection.key_rows import TINY, dot_rows
 from ros_kvstream.memory.selection.once_per_table import once_per_table
 
 BLOCK_ROWS = 3400
@@ -86,18 +86,18 @@ def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, past: int,
     float32 [kv_heads, past * patches], in multiples of ``unit``.
     """
     older, newer = _split(view, past)
-    norms = _norms(view).clamp_min(TINY).unflatten(1, (layout.frames, layout.patches))
+    inverse = _norms(view).clamp_min(TINY).reciprocal_().unflatten(1, (layout.frames, layout.patches))
     keys = _FrameKeys(view, layout, max(block.count for block in older + newer))
     sums: Tensor | None = None
     for block in newer:
-        units = keys.load(block).div_(norms.narrow(1, block.start, block.count).unsqueeze(-1)).sum(1, keepdim=True)
+        units = keys.load(block).mul_(inverse.narrow(1, block.start, block.count).unsqueeze(-1)).sum(1, keepdim=True)
         sums = units if sums is None else sums.add_(units)
     assert sums is not None
     means = sums.div_((layout.frames - past) * unit)
-    result = torch.empty(len(norms), past, layout.patches, dtype=torch.float32, device=norms.device)
+    result = torch.empty(len(inverse), past, layout.patches, dtype=torch.float32, device=inverse.device)
     for block in older:
-        torch.sum(keys.load(block).mul_(means), -1, out=result.narrow(1, block.start, block.count))
-    return result.div_(norms[:, :past]).flatten(1)
+        dot_rows(keys.load(block), means, out=result.narrow(1, block.start, block.count))
+    return result.mul_(inverse[:, :past]).flatten(1)
 
 
 def _norms(view: LayerSlots) -> Tensor:

@@ -193,3 +193,17 @@ def test_key_norms_from_the_append_give_the_same_choice_as_norms_taken_now(seed:
         policy = make_policy("infinipot_v", {})
         keep = min(keep, view.slots)
         assert identities(view, policy.select(view, keep)) == identities(known, policy.select(known, keep))
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("compare_with", ["recent", "newer"])
+def test_an_older_numpy_gives_the_same_scores(
+    monkeypatch: pytest.MonkeyPatch, shuffled: bool, compare_with: str
+) -> None:
+    view = make_slots([Frame(3, 4)] * 9, seed=3, shuffled=shuffled)
+    recent = recent_slots(view, view.slots, 0.3).mask
+    with_it = novelty(view, recent, compare_with)
+    monkeypatch.setattr(key_rows, "_VECDOT", None)
+    without = novelty(view, recent, compare_with)
+    assert with_it.isfinite().any() and torch.equal(with_it.isfinite(), without.isfinite())
+    assert (with_it - without)[with_it.isfinite()].abs().max() <= 1
