@@ -248,7 +248,7 @@ def training_batch(
     """The batch that belongs to a key (seed, step): the same key gives the same streams."""
     random = np.random.default_rng([20253, *key])
     seconds = (LONGEST_POSITION - _QUESTION_ROOM) / TOKENS_PER_SECOND
-    worlds = [mixed_stream(stage.frames, stage.objects, seconds, random) for _ in range(stage.streams)]
+    worlds = [mixed_stream(stage.frames, stage.objects, seconds, random, slowest=0.1) for _ in range(stage.streams)]
     asked = [random_questions(world, stage.questions, weights, unknown_share, random) for world in worlds]
     shifts = []
     for world in worlds:

@@ -78,7 +78,7 @@ other work), float32. `training/` holds all of it:
    noun and at what holds the answer, an object at the one before it). Whoever studies attention or retrieval on this
    model should know that these heads were shown where to look.
 {history}
-Streams in training: 1 - 3 frames a second, 3 - 30 and 0.2 - 1 in 15 % each, and a quarter thinned out as behind a
+Streams in training: 1 - 3 frames a second, 3 - 30 and 0.1 - 1 in 15 % each, and a quarter thinned out as behind a
 frame gate with pauses of up to 40 seconds; sensor noise of 0 - 12 grey levels. Temporal positions start anywhere and
 reach {positions}: `max_position_embeddings` says so, and a memory re-bases its positions before that.
 

@@ -7,12 +7,14 @@ import numpy as np
 from ros_kvstream.evaluation.patrol import PatrolSettings, PatrolWorld
 
 
-def mixed_stream(frames: int, objects: int, longest_seconds: float, random: np.random.Generator) -> PatrolWorld:
+def mixed_stream(
+    frames: int, objects: int, longest_seconds: float, random: np.random.Generator, slowest: float = 0.2
+) -> PatrolWorld:
     """One stream of ``frames`` frames with up to ``objects`` sightings, at most ``longest_seconds`` long.
 
-    45 % plain (1 - 3 frames a second, a few pauses), 15 % fast (to 30), 15 % slow (from 0.2), 25 % thinned out as
-    behind a frame gate: pauses of up to 40 seconds wherever nothing happens. Rates rise and pauses shrink until the
-    time fits.
+    45 % plain (1 - 3 frames a second, a few pauses), 15 % fast (to 30), 15 % slow (from ``slowest``), 25 % thinned
+    out as behind a frame gate: pauses of up to 40 seconds wherever nothing happens. Rates rise and pauses shrink until
+    the time fits.
     """
     sightings = 0 if random.random() < 0.03 else max(int(random.integers(1, objects + 1)) for _ in range(2))
     noise = float(random.uniform(0, 12))
@@ -24,7 +26,7 @@ def mixed_stream(frames: int, objects: int, longest_seconds: float, random: np.r
     elif kind == 1:
         rate = float(np.exp(random.uniform(np.log(3.0), np.log(30.0))))
     elif kind == 2:
-        rate = float(np.exp(random.uniform(np.log(0.2), np.log(1.0))))
+        rate = float(np.exp(random.uniform(np.log(slowest), np.log(1.0))))
     else:
         share, longest = float(random.uniform(0.1, 0.9)), float(np.exp(random.uniform(np.log(2.0), np.log(40.0))))
     while True:
