@@ -23,7 +23,7 @@ from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.arena_cache import arena_cache, cache_argument
 from ros_kvstream.models.attention import use_arena_attention
 from ros_kvstream.models.qwen2_5_vl_vision import BatchedVisionTower
-from ros_kvstream.models.qwen_vl import mrope_axes
+from ros_kvstream.models.qwen_vl import library_tower, mrope_axes
 
 SIDE_PATCHES = 24
 """336 pixels of 14 each: 576 patches, 144 visual tokens."""
@@ -175,10 +175,9 @@ def time_vision(network: Any, shape: IngestShape) -> PairOfTimes:
     """One frame through the vision tower."""
     tower = network.model.visual
     pixels = torch.randn(SIDE_PATCHES**2, 1176, device=shape.device, dtype=shape.dtype)
-    grid = torch.tensor([[1, SIDE_PATCHES, SIDE_PATCHES]], device=shape.device)
     batched = BatchedVisionTower(tower)
     paths: list[Callable[[], Tensor]] = [
-        lambda: tower(pixels, grid_thw=grid).pooler_output,
+        lambda: library_tower(tower, [pixels], [(SIDE_PATCHES, SIDE_PATCHES)])[0],
         lambda: batched(pixels[None], SIDE_PATCHES, SIDE_PATCHES)[0],
     ]
     difference = (paths[0]() - paths[1]()).abs().max().item()

@@ -65,15 +65,17 @@ def test_a_saved_memory_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_prompt_is_the_one_that_the_librarys_processor_writes() -> None:
-    from transformers.models.smolvlm import processing_smolvlm as library
-
+    try:
+        from transformers.models.smolvlm import processing_smolvlm as library
+    except ImportError as error:  # transformers 4.57 imports torchvision with it
+        pytest.skip(str(error))
     model = smolvlm2(layers=1)
     picture = library._prompt_single_image(9, "<fake_token_around_image>", "<image>", "<global-img>")
     theirs = library.FRAME_TIMESTAMP_MESSAGE.format(timestamp="01:05") + picture
     before, after = model.frame_text(65.9)
     image = model.tokenizer.convert_tokens_to_ids("<image>")
     assert [*before, *[image] * 9, *after] == model.tokenize(theirs)
-    assert model.suffix_ids("what")[: 2] == model.tokenize(library.DEFAULT_MEDIA_OUTTRO)
+    assert model.suffix_ids("what")[:2] == model.tokenize(library.DEFAULT_MEDIA_OUTTRO)
 
 
 def test_a_frames_text_never_takes_more_room_than_was_planned() -> None:
