@@ -99,6 +99,8 @@ class FrameLog:
 
     def matching(self, camera: str, since: float, until: float) -> list[int]:
         """Ids of known frames of a camera ('' = all) whose span meets [since, until] (0 = unbounded), seconds."""
+        if not camera and since <= 0 and until <= 0:
+            return list(self._records)
         return [
             frame
             for frame, record in self._records.items()

@@ -6,7 +6,7 @@ un-rotated keys, and rolled back with the question.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,12 +91,24 @@ class ContextBuilder:
     def _shown(self, filters: Filters) -> tuple[int, ...]:
         """The arena's own frames that are seen: all that pass the filters, or the newest, every camera's too."""
         held = self.arena.frames_kept()
-        matching = [frame for frame in self.log.matching(filters.camera, filters.since, filters.until) if frame in held]
-        if self._newest_only():
-            newest = self.recall.settings.newest_frames
-            by_camera = {self.log[frame].camera: frame for frame in matching}
-            matching = sorted({*matching[-newest:], *by_camera.values()}) if newest else []
-        return tuple(matching)
+        matching = self.log.matching(filters.camera, filters.since, filters.until)
+        if not self._newest_only():
+            return tuple(frame for frame in matching if frame in held)
+        return self._newest(frame for frame in reversed(matching) if frame in held)
+
+    def _newest(self, newest_first: Iterable[int]) -> tuple[int, ...]:
+        """The newest frames, and those of cameras that are not among them; looks no further back than it must."""
+        wanted = self.recall.settings.newest_frames
+        chosen: list[int] = []
+        cameras: set[str] = set()
+        for frame in newest_first if wanted else ():
+            camera = self.log[frame].camera
+            if len(chosen) < wanted or camera not in cameras:
+                chosen.append(frame)
+                cameras.add(camera)
+            elif len(cameras) == len(self.log.cameras):
+                break
+        return tuple(sorted(chosen))
 
     def _newest_only(self) -> bool:
         """Whether only the newest of the arena's frames are shown beside the retrieved ones."""
