@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ros_kvstream.errors import ModelError
 from ros_kvstream.models.base import Frame, FrameTokens
 from ros_kvstream.models.chat_template import split_chat_template, use_processor_template
 from ros_kvstream.models.checkpoint import Checkpoint
@@ -37,9 +36,6 @@ class SquareFrames(NetworkModel):
             prompt; :param kind: what the chat template calls them: video | image.
         """
         super().__init__(name, model, model.model.language_model, tokenizer, trained=trained)
-        text = self.language_model.config
-        if getattr(text, "model_type", "") == "mistral" and getattr(text, "sliding_window", None):
-            raise ModelError(f"sliding_window = {text.sliding_window}: layers that see a window only are not supported")
         image_size = model.config.vision_config.image_size
         image_processor.size = {"height": image_size, "width": image_size}
         image_processor.do_center_crop = False

@@ -38,6 +38,13 @@ def rotary_of(embedding: Any, device: torch.device, axes: Tensor | None = None, 
     return Rotary(frequencies, axes.to(device), float(embedding.attention_scaling), relative)
 
 
+def _refuse_windows(text: Any) -> None:
+    """Raise ModelError for a decoder whose layers see a window only: the memory shows every layer all that is kept."""
+    window = getattr(text, "sliding_window", None)
+    if window and getattr(text, "use_sliding_window", True):
+        raise ModelError(f"sliding_window = {window}: layers that see a window only are not supported")
+
+
 class NetworkModel(VideoLanguageModel):
     """A family on a network of transformers. Layout, prompt and pictures are the family's own."""
 
@@ -51,6 +58,7 @@ class NetworkModel(VideoLanguageModel):
         self.learned: tuple[Tensor, ...] = ()
         """Vectors [hidden] that stand between tokens without being one; id -1 is the first, -2 the second."""
         text = language_model.config
+        _refuse_windows(text)
         self.device = next(network.parameters()).device
         self.shape = CacheShape(
             layers=text.num_hidden_layers,

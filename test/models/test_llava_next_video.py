@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 from support import family_checks as checks
 from support.tiny_llava import llava_next_video
@@ -26,38 +23,9 @@ def one_shot(model: LlavaNextVideo, frames: list[np.ndarray], stamps: list[float
         ).logits[0]
 
 
-@pytest.mark.parametrize("block_frames", [1, 3])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_streamed_memory_equals_the_familys_own_forward(block_frames: int, seed: int) -> None:
-    checks.check_oracle(llava_next_video(seed=seed), one_shot, block_frames, seed)
-
-
-def test_every_frame_matters() -> None:
-    checks.check_every_frame_matters(llava_next_video())
-
-
-def test_keys_can_be_turned_back() -> None:
-    checks.check_rotation(llava_next_video())
-
-
-def test_every_policy_keeps_its_cap_at_a_quarter_of_the_full_cache() -> None:
-    checks.check_policies(llava_next_video())
-
-
-def test_retrieval_leaves_no_trace() -> None:
-    checks.check_retrieval(llava_next_video())
-
-
-def test_retrieved_frames_answer_like_kept_ones() -> None:
-    checks.check_retrieved_equals_kept(llava_next_video(layers=1))
-
-
-def test_a_stream_past_the_trained_range_answers_like_a_short_one() -> None:
-    checks.check_far_stream(llava_next_video(layers=1, limit=300), 80)
-
-
-def test_a_saved_memory_goes_on(tmp_path: Path) -> None:
-    checks.check_save_and_load(llava_next_video(layers=2), tmp_path / "memory")
+class TestLlavaNextVideo(checks.FamilyChecks):
+    make = staticmethod(llava_next_video)
+    one_shot = staticmethod(one_shot)
 
 
 def test_the_sides_of_a_wide_picture_are_seen() -> None:

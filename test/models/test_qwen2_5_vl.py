@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.family_checks import question_logits
 from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
@@ -67,18 +68,6 @@ def stream_of(model: Qwen25VL, block_frames: int = 1, budget_mib: float = 4.0) -
         max_answer_tokens=16,
     )
     return VideoMemory(StreamSettings(memory=memory), model)
-
-
-def question_logits(memory: VideoMemory, question: str) -> torch.Tensor:
-    """Logits of the question's last token through the memory, rolled back afterwards."""
-    from ros_kvstream.answering import Answerer
-
-    memory._flush()
-    start = memory.model.text_start(memory.clock.newest, memory._largest_side)
-    mark = memory.arena.mark()
-    logits = Answerer(memory.model, memory.arena, memory.log)._forward(memory.model.suffix_ids(question), start, None)
-    memory.arena.roll_back(mark)
-    return logits
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"seed{shape['seed']}")

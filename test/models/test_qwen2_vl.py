@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import inspect
 
 import numpy as np
-import pytest
 import torch
 from support import family_checks as checks
 from support.tiny_families import qwen2_vl
@@ -30,8 +29,9 @@ def video_inputs(model: Qwen2VL, frames: list[np.ndarray], question: str) -> dic
 
 def library_positions(model: Qwen2VL, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """What the library itself would use, [3, 1, tokens]."""
-    names = ("input_ids", "mm_token_type_ids", "video_grid_thw")
-    return model.network.model.get_rope_index(**{name: inputs[name] for name in names})[0]
+    find = model.network.model.get_rope_index
+    known = inspect.signature(find).parameters
+    return find(**{name: tensor for name, tensor in inputs.items() if name in known})[0]
 
 
 def one_shot(model: Qwen2VL, frames: list[np.ndarray], stamps: list[float], question: str) -> torch.Tensor:
@@ -45,38 +45,11 @@ def one_shot(model: Qwen2VL, frames: list[np.ndarray], stamps: list[float], ques
         return checks.plain_network(model)(**inputs, position_ids=positions, use_cache=False).logits[0]
 
 
-@pytest.mark.parametrize("block_frames", [1, 3])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_streamed_memory_equals_the_familys_own_forward(block_frames: int, seed: int) -> None:
-    checks.check_oracle(qwen2_vl(seed=seed), one_shot, block_frames, seed)
-
-
-def test_every_frame_matters() -> None:
-    checks.check_every_frame_matters(qwen2_vl())
-
-
-def test_keys_can_be_turned_back() -> None:
-    checks.check_rotation(qwen2_vl())
-
-
-def test_every_policy_keeps_its_cap_at_a_quarter_of_the_full_cache() -> None:
-    checks.check_policies(qwen2_vl())
-
-
-def test_retrieval_leaves_no_trace() -> None:
-    checks.check_retrieval(qwen2_vl())
-
-
-def test_retrieved_frames_answer_like_kept_ones() -> None:
-    checks.check_retrieved_equals_kept(qwen2_vl(layers=1))
-
-
-def test_a_stream_past_the_trained_range_answers_like_a_short_one() -> None:
-    checks.check_far_stream(qwen2_vl(layers=1, limit=120), 100)
-
-
-def test_a_saved_memory_goes_on(tmp_path: Path) -> None:
-    checks.check_save_and_load(qwen2_vl(layers=2), tmp_path / "memory")
+class TestQwen2VL(checks.FamilyChecks):
+    make = staticmethod(qwen2_vl)
+    one_shot = staticmethod(one_shot)
+    far_limit = 120
+    far_frames = 100
 
 
 def test_the_question_comes_after_the_newest_frame_where_the_library_puts_it_before() -> None:

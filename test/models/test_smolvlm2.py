@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -30,38 +28,10 @@ def one_shot(model: SmolVLM2, frames: list[np.ndarray], stamps: list[float], que
         return checks.plain_network(model)(input_ids=ids, pixel_values=pixels, use_cache=False).logits[0]
 
 
-@pytest.mark.parametrize("block_frames", [1, 3])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_streamed_memory_equals_the_familys_own_forward(block_frames: int, seed: int) -> None:
-    checks.check_oracle(smolvlm2(seed=seed), one_shot, block_frames, seed)
-
-
-def test_every_frame_matters() -> None:
-    checks.check_every_frame_matters(smolvlm2())
-
-
-def test_keys_can_be_turned_back() -> None:
-    checks.check_rotation(smolvlm2())
-
-
-def test_every_policy_keeps_its_cap_at_a_quarter_of_the_full_cache() -> None:
-    checks.check_policies(smolvlm2())
-
-
-def test_retrieval_leaves_no_trace() -> None:
-    checks.check_retrieval(smolvlm2())
-
-
-def test_retrieved_frames_answer_like_kept_ones() -> None:
-    checks.check_retrieved_equals_kept(smolvlm2(layers=1))
-
-
-def test_a_stream_past_the_trained_range_answers_like_a_short_one() -> None:
-    checks.check_far_stream(smolvlm2(layers=1, limit=400), 80)
-
-
-def test_a_saved_memory_goes_on(tmp_path: Path) -> None:
-    checks.check_save_and_load(smolvlm2(layers=2), tmp_path / "memory")
+class TestSmolVLM2(checks.FamilyChecks):
+    make = staticmethod(smolvlm2)
+    one_shot = staticmethod(one_shot)
+    far_limit = 400
 
 
 def test_the_prompt_is_the_one_that_the_librarys_processor_writes() -> None:

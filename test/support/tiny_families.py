@@ -9,7 +9,7 @@ import torch
 from ros_kvstream.models.llava_onevision import LlavaOneVision
 from ros_kvstream.models.qwen2_vl import Qwen2VL
 from ros_kvstream.models.qwen3_vl import Qwen3VL
-from support.tiny_models import CHAT_TEMPLATE, SPECIAL, WORDS, image_processor, random_network, small_tokenizer
+from support.tiny_models import CHAT_TEMPLATE, SPECIAL, WORDS, image_processor, random_network, rope, small_tokenizer
 
 DIGITS = [*"0123456789", "seconds", "<", ">"]
 PIECES = r"\n|[0-9]|[a-z]+|[^\sa-z0-9]"
@@ -46,9 +46,8 @@ def qwen2_vl(*, seed: int = 0, layers: int = 3, limit: int = 4096, pixels: int =
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     tokenizer = small_tokenizer()
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
     config = Qwen2VLConfig(
-        text_config=text_config(tokenizer, layers, limit, rope_parameters=rope),
+        text_config=text_config(tokenizer, layers, limit, **rope(mrope_section=[4, 2, 2])),
         vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
         **qwen_tokens(tokenizer),
     )
@@ -61,9 +60,10 @@ def qwen3_vl(*, seed: int = 0, layers: int = 4, limit: int = 4096, pixels: int =
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     tokenizer = small_tokenizer(SPECIAL, [*WORDS, *DIGITS], PIECES)
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     config = Qwen3VLConfig(
-        text_config=text_config(tokenizer, layers, limit, rope_parameters=rope, head_dim=16),
+        text_config=text_config(
+            tokenizer, layers, limit, head_dim=16, **rope(mrope_section=[4, 2, 2], mrope_interleaved=True)
+        ),
         vision_config={
             "depth": 3,
             "hidden_size": 32,

@@ -82,7 +82,7 @@ def qwen2_5_vl(
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "max_position_embeddings": limit,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)},
+            **rope(mrope_section=list(sections)),
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
         },
@@ -103,6 +103,16 @@ def qwen2_5_vl(
     )
     network = random_network(Qwen2_5_VLForConditionalGeneration, config, seed, dtype)
     return Qwen25VL("random", network, tokenizer, image_processor(pixels))
+
+
+def rope(**options: Any) -> dict[str, Any]:
+    """Rotary embeddings in a decoder's config, as the installed transformers names them."""
+    import transformers
+
+    kind = {"rope_type": "default", **options}
+    if int(transformers.__version__.split(".")[0]) < 5:
+        return {"rope_theta": 1e4, "rope_scaling": kind}
+    return {"rope_parameters": {"rope_theta": 1e4, **kind}}
 
 
 def random_network(architecture: Any, config: Any, seed: int, dtype: torch.dtype = torch.float32) -> Any:
