@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.tiny_models import cheap_vision, qwen2_5_vl
+from vision.scenes import PATCH, scene, with_noise, with_thing
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.memory.ladder import LadderArena
@@ -183,6 +184,24 @@ def test_the_ladder_remembers_more_frames_in_the_same_bytes_and_rolls_back() -> 
     first = ladder.ask(QUESTION)
     assert ladder.ask(QUESTION).text == first.text
     assert ladder.stats().used_bytes == ours.used_bytes
+
+
+@pytest.mark.parametrize("mode", ["off", "prune", "novel"])
+def test_a_thing_of_two_patches_that_crosses_for_half_a_second_is_remembered_patch_by_patch(mode: str) -> None:
+    """10 Hz, noise of 4 grey levels, default gate; 16 x 12 visual tokens."""
+    model = cheap_vision(qwen2_5_vl(pixels=448 * 336))
+    memory = memory_of(model, 16.0, saliency=SaliencySettings(mode=mode, max_pruned=0.9))
+    memory.observe(with_noise(scene(5), 4.0, 99), 0.0)
+    for step in range(1, 7):
+        column, row = 2 * step, 6
+        frame = with_thing(scene(5), column * PATCH, row * PATCH, 2 * PATCH, PATCH, (150, 150, 140))
+        seen = memory.observe(with_noise(frame, 4.0, step), 0.1 * step)
+        assert seen.kept
+        for index in range(model.shape.layers):
+            view = memory.arena.frame_slots(index)
+            places = view.positions[0][view.frames[0] == seen.frame_id][:, 1:] - model.layout.origin
+            assert {(row, column), (row, column + 1)} <= {tuple(place) for place in places.tolist()}
+    assert memory.stats().frames_gated == 0 and memory.stats().compactions == 0
 
 
 @pytest.mark.parametrize("mode", ["off", "prune"])

@@ -11,7 +11,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from ros_kvstream.vision.change import make_flow, shrink
+from ros_kvstream.vision.change import make_flow
+from ros_kvstream.vision.small_frame import SmallFrame
 
 Picture = NDArray[np.uint8]
 
@@ -64,7 +65,7 @@ def compare_flows(pictures: Sequence[Picture], side: int = 160, seed: int = 0) -
 
 def _small(picture: NDArray[Any], side: int, random: np.random.Generator) -> NDArray[Any]:
     noisy = np.clip(picture + random.normal(0, NOISE, picture.shape), 0, 255).astype(np.uint8)
-    return shrink(noisy, side).grey
+    return SmallFrame(noisy, side).grey
 
 
 def _pan(

@@ -5,21 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.settings import GateSettings
-from ros_kvstream.vision.change import (
-    Bytes,
-    Change,
-    Floats,
-    SmallFrame,
-    change_map,
-    compare,
-    make_flow,
-    shrink,
-)
+from ros_kvstream.vision.change import Change, Comparison, block_means, make_flow
+from ros_kvstream.vision.small_frame import Bytes, Floats, SmallFrame
 
 ADAPTATION = 0.2
 """adaptive: how far, in natural logarithm, one frame moves the level of the thresholds."""
@@ -61,8 +52,7 @@ class FrameGate:
         self._kept: SmallFrame | None = None
         self._kept_stamp = -math.inf
         self._newest_stamp = -math.inf
-        self._compared: tuple[SmallFrame, SmallFrame] | None = None
-        self._changed: Floats | None = None
+        self._compared: Comparison | None = None
         self._level = 1.0
 
     @property
@@ -80,21 +70,20 @@ class FrameGate:
         _check(frame, stamp)
         if self.settings.mode == "off":
             return GateDecision(True, "off", 0.0, 0.0)
-        small = shrink(frame, self.settings.side)
+        small = SmallFrame(frame, int(self.settings.side))
         since = stamp - self._newest_stamp
         self._newest_stamp = stamp
         fresh = self._fresh(small, since)
         if fresh:
             self._keep(small, stamp)
-            self._compared = self._changed = None
+            self._compared = None
             return GateDecision(True, fresh, 0.0, 0.0)
         assert self._kept is not None
         settings, elapsed = self.settings, self._time(stamp - self._kept_stamp)
-        change = compare(
-            self._kept, small, int(settings.block), settings.residual * self._level,
-            settings.motion * self._level * elapsed, self._flow,
+        self._compared = Comparison(self._kept, small)
+        change = self._compared.change(
+            int(settings.block), settings.residual * self._level, settings.motion * self._level * elapsed, self._flow
         )
-        self._compared, self._changed = (self._kept, small), change.changed
         decision = self._judge(change, stamp - self._kept_stamp)
         if self.settings.mode == "adaptive":
             self._adapt(decision.kept, since)
@@ -110,9 +99,7 @@ class FrameGate:
         """
         if self._compared is None:
             return None
-        if self._changed is None:
-            self._changed = change_map(*self._compared)
-        smooth = cv2.blur(self._changed, (3, 3))
+        smooth = block_means(self._compared.changed, 3)
         rows = np.linspace(0, smooth.shape[0], grid_rows, endpoint=False).astype(int)
         columns = np.linspace(0, smooth.shape[1], grid_cols, endpoint=False).astype(int)
         return np.maximum.reduceat(np.maximum.reduceat(smooth, rows, axis=0), columns, axis=1).astype(np.float32)
