@@ -12,11 +12,14 @@ from ros_kvstream.memory.archive import Archive
 from ros_kvstream.retrieval.external import ExternalEncoder, external_scores
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, choose_moments, fuse
 from ros_kvstream.retrieval.internal import internal_scores
+from ros_kvstream.retrieval.news import news_scores
 from ros_kvstream.retrieval.order import asked_order, spread_moments
 from ros_kvstream.retrieval.settings import RetrievalSettings
 
-LIKELY_SHARE = 0.5
-"""A moment may answer a question of order when its score is above the middle between the best and the median frame."""
+NEWS = "news"
+"""Name, in the evidence, of what ranks moments for questions of order."""
+MOMENTS = 2
+"""Moments among which a question of order chooses, as a multiple of the frames brought back."""
 
 
 class Retriever:
@@ -58,10 +61,10 @@ class Retriever:
     def choose(self, question: str, queries: Mapping[int, Tensor], allowed: NDArray[np.bool_]) -> list[RankedFrame]:
         """The frames to bring back, best first, at most ``top_k``."""
         settings = self.settings
-        ranked, experts = self.rank(question, queries, allowed)
+        ranked, _ = self.rank(question, queries, allowed)
         order = asked_order(question) if settings.spread == "auto" else ""
         if settings.spread == "always" or order:
-            moments = self._distinct_moments(ranked, experts, allowed)
+            moments = self._moments(allowed)
             return spread_moments(moments, order, settings.top_k, anchor=ranked[0] if ranked else None)
         return choose_moments(
             ranked,
@@ -70,18 +73,10 @@ class Retriever:
             moment_frames=settings.moment_frames,
         )
 
-    def _distinct_moments(
-        self, ranked: Sequence[RankedFrame], experts: Mapping[str, Expert], allowed: NDArray[np.bool_]
-    ) -> list[RankedFrame]:
-        """One frame a moment, of the frames that some expert finds likely to hold an answer."""
-        likely: set[int] = set()
-        for expert in experts.values():
-            known = allowed & np.isfinite(expert.scores)
-            if known.any():
-                held = expert.scores[known]
-                bar = np.median(held) + LIKELY_SHARE * (held.max() - np.median(held))
-                likely.update(np.flatnonzero(known & (expert.scores >= bar)).tolist())
-        candidates = [frame for frame in ranked if frame.slot in likely]
-        return choose_moments(
-            candidates, len(candidates), gap_seconds=self.settings.moment_gap_seconds, moment_frames=1
-        )
+    def _moments(self, allowed: NDArray[np.bool_]) -> list[RankedFrame]:
+        """One frame a moment, what was most of all news when it was seen, whatever is asked."""
+        settings, frames = self.settings, self.archive.table.frames
+        news = {NEWS: Expert(1.0, news_scores(self.archive, allowed))}
+        ranked = fuse(news, allowed, frames, k=settings.rrf_k, depth=settings.rank_depth)
+        count = MOMENTS * settings.top_k
+        return choose_moments(ranked, count, gap_seconds=settings.moment_gap_seconds, moment_frames=1)
