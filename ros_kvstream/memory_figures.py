@@ -41,6 +41,7 @@ def memory_stats(memory: VideoMemory) -> MemoryStats:
         archive_budget_bytes=archive.budget_bytes,
         archive_bytes=archive.used_bytes,
         archive_frames=archive.frames,
+        archive_problem=archive.message,
         camera_slots={name: held.get(number, 0) for name, number in memory.log.cameras.items()},
         device_bytes=torch.cuda.memory_reserved(device) if device.type == "cuda" else 0,
     )

@@ -90,6 +90,8 @@ class MemoryStats:
     """Bytes that the archive uses."""
     archive_frames: int = 0
     """Frames that the archive holds."""
+    archive_problem: str = ""
+    """Why frames do not reach the archive, and what helps; empty while all is well."""
     camera_slots: Mapping[str, int] = field(default_factory=dict)
     """Slots per layer and KV head in use now, by camera."""
     device_bytes: int = 0

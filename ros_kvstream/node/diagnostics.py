@@ -116,6 +116,8 @@ def _memory(health: Health) -> DiagnosticStatus:
     }
     if max(memory.allocated_bytes, memory.peak_bytes) > memory.budget_bytes:
         return _status(health, "memory", ERROR, "more than memory.budget_mib is in use", values)
+    if memory.archive_problem:
+        return _status(health, "memory", WARN, memory.archive_problem, values)
     share = 100.0 * memory.slots_used / memory.slots if memory.slots else 0.0
     return _status(health, "memory", OK, f"{memory.frames_remembered} frames remembered, {share:.0f} % full", values)
 
