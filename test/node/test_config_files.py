@@ -54,7 +54,8 @@ def leaves(tree: Any) -> list[str]:
     """Panels of a layout tree; fails where a branch is not split in two at a share between 0 and 100 %."""
     if isinstance(tree, str):
         return [tree]
-    assert set(tree) - {"splitPercentage"} == {"direction", "first", "second"} and tree["direction"] in ("row", "column")
+    assert set(tree) - {"splitPercentage"} == {"direction", "first", "second"}
+    assert tree["direction"] in ("row", "column")
     assert 0 < tree.get("splitPercentage", 50) < 100
     return leaves(tree["first"]) + leaves(tree["second"])
 
