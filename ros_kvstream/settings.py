@@ -13,6 +13,9 @@ from ros_kvstream.validation import require_finite as require_finite
 POLICIES = ("infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent", "full")
 """Names of the selection policies (parameter ``memory.policy``)."""
 
+LADDER_ORDERS = ("policy", "recent", "saliency")
+"""What gets the most bits (parameter ``ladder.order``)."""
+
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
 """Choices of the parameter ``attention``."""
 
@@ -195,8 +198,7 @@ class LadderSettings:
         require(self.int8 + self.int4 <= 0.95, "ladder.int8 + ladder.int4", self.int8 + self.int4, "at most 0.95")
         require(self.int8 + self.int4 > 0, "ladder.int8 + ladder.int4", self.int8 + self.int4, "above 0")
         require_finite("ladder.group", self.group, 2, 1024)
-        orders = ("policy", "recent", "saliency")
-        require(self.order in orders, "ladder.order", self.order, "policy, recent or saliency")
+        require(self.order in LADDER_ORDERS, "ladder.order", self.order, "one of " + ", ".join(LADDER_ORDERS))
 
 
 @dataclass(frozen=True)
