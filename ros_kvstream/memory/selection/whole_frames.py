@@ -93,7 +93,7 @@ def frame_similarity_to_recent(view: LayerSlots, layout: WholeFrames, past: int,
         units = keys.load(block).mul_(inverse.narrow(1, block.start, block.count).unsqueeze(-1)).sum(1, keepdim=True)
         sums = units if sums is None else sums.add_(units)
     assert sums is not None
-    means = sums.div_((layout.frames - past) * unit)
+    means = sums.mul_(1.0 / ((layout.frames - past) * unit))
     result = torch.empty(len(inverse), past, layout.patches, dtype=torch.float32, device=inverse.device)
     for block in older:
         dot_rows(keys.load(block), means, out=result.narrow(1, block.start, block.count))
