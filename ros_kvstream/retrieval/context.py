@@ -27,7 +27,7 @@ from ros_kvstream.retrieval.recall import Recall
 
 LARGE_ARCHIVE = 4
 """From this many times the arena's frames on an archive alone tells the story better than it does with what the arena
-still holds; a smaller one forgets what the arena may still know."""
+still holds, once that reaches beyond the trained range; a smaller one forgets what the arena may still know."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ class ContextBuilder:
         archive = self.recall.archive
         if self.recall.settings.context != "auto" or archive is None:
             return self.recall.settings.context == "newest"
+        if not self.clock.rebases:
+            return False  # the arena's moments stand where the model learned to read them
         arena_frames = self.arena.plan.frame_slots / archive.plan.shape.patches
         return archive.table.count >= LARGE_ARCHIVE * arena_frames
 

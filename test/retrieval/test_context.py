@@ -33,9 +33,11 @@ def frame(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 255, (56, 56, 3), dtype=np.uint8)
 
 
-def feed(memory: VideoMemory, count: int, cameras: tuple[str, ...] = ("front",), start: int = 0) -> None:
+def feed(
+    memory: VideoMemory, count: int, cameras: tuple[str, ...] = ("front",), start: int = 0, period: float = 0.5
+) -> None:
     for index in range(start, start + count):
-        memory.observe(frame(index), 10.0 + index / 2, cameras[index % len(cameras)])
+        memory.observe(frame(index), 10.0 + index * period, cameras[index % len(cameras)])
 
 
 def build(memory: VideoMemory, filters: Filters | None = None):
@@ -159,15 +161,15 @@ def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room
     memory.arena.roll_back(mark)
 
 
-def test_beside_a_small_archive_all_of_the_arena_is_seen_and_beside_a_large_one_the_newest_frames():
+@pytest.mark.parametrize(("count", "period", "newest_only"), [(20, 0.5, False), (200, 0.5, False), (20, 80.0, False),
+                                                               (200, 8.0, True)])  # fmt: skip
+def test_only_a_large_archive_of_a_stream_beyond_the_trained_range_stands_alone(count, period, newest_only):
     memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0)
-    feed(memory, 20)
-    mark = memory.arena.mark()
-    assert len(build(memory)[0].shown) == len(memory.arena.frames_kept())
-    memory.arena.roll_back(mark)
-    feed(memory, 180, start=20)
-    assert memory.recall.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
-    assert build(memory)[0].shown == (198, 199)
+    feed(memory, count, period=period)
+    large = memory.recall.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
+    assert (large, memory.clock.rebases > 0) == (count == 200, period > 1)
+    shown = build(memory)[0].shown
+    assert shown == ((count - 2, count - 1) if newest_only else tuple(sorted(memory.arena.frames_kept())))
 
 
 def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames():
