@@ -47,6 +47,7 @@ BENCHMARKS: dict[str, Command] = {
     "policies": Command("ros_kvstream.evaluation.policy_benchmark", "accuracy of every policy by budget"),
     "retrieval": Command("ros_kvstream.evaluation.retrieval_benchmark", "recall and accuracy of the retrieval experts"),
     "families": Command("ros_kvstream.evaluation.families_benchmark", "bytes and tokens of every supported model"),
+    "real_scale": Command("ros_kvstream.evaluation.real_scale_benchmark", "policies and precisions on real weights"),
     "ingest": Command("ros_kvstream.evaluation.ingest_benchmark", "speed of a frame's and a question's way"),
     "node": Command("ros_kvstream.evaluation.node_benchmark", "frame age and answer times of a node under cameras"),
     "thinning": Command("ros_kvstream.evaluation.thinning_benchmark", "what frame gate and saliency save and cost"),
