@@ -68,15 +68,33 @@ def salient_patches(saliency: Floats, settings: SaliencySettings, changed: Float
     if changed is not None:
         moved = changed >= settings.threshold
         salient = moved if settings.mode == "novel" else salient | moved
-    side = 2 * int(settings.guard) + 1
-    kept: Mask = cv2.dilate(salient.astype(np.uint8), np.ones((side, side), np.uint8)) > 0
-    most = min(int(settings.max_pruned * kept.size), kept.size - 1)
-    missing = (kept.size - most) - int(kept.sum())
+    kept = _guarded(salient, settings)
+    missing = _fewest_kept(kept.size, settings) - int(kept.sum())
     if missing > 0:
         # Stable: of equally salient patches the first in raster order are brought back.
         order = np.argsort(np.where(kept, -np.inf, saliency).reshape(-1) * -1, kind="stable")
         kept.reshape(-1)[order[:missing]] = True
     return kept
+
+
+def novel_patches(changed: Floats, settings: SaliencySettings) -> Mask | None:
+    """What ``salient_patches`` keeps in mode ``novel``, where the change alone tells; None where the map is needed.
+
+    The map only says which patches come back when too many would go.
+    """
+    kept = _guarded(changed >= settings.threshold, settings)
+    return kept if kept.sum() >= _fewest_kept(kept.size, settings) else None
+
+
+def _guarded(salient: Mask, settings: SaliencySettings) -> Mask:
+    """The salient patches and their neighbours."""
+    side = 2 * int(settings.guard) + 1
+    guarded: Mask = cv2.dilate(salient.astype(np.uint8), np.ones((side, side), np.uint8)) > 0
+    return guarded
+
+
+def _fewest_kept(patches: int, settings: SaliencySettings) -> int:
+    return patches - min(int(settings.max_pruned * patches), patches - 1)
 
 
 def write_overlay(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ros_kvstream.settings import GateSettings, SaliencySettings
 from ros_kvstream.vision.frame_gate import FrameGate, GateDecision
-from ros_kvstream.vision.saliency import saliency_map, salient_patches
+from ros_kvstream.vision.saliency import novel_patches, saliency_map, salient_patches
 
 
 class FrameThinner:
@@ -46,6 +46,9 @@ class FrameThinner:
             if changed is None or not 0 <= since < self._gate_settings.max_silence:
                 self._whole[camera] = stamp
                 return None
+            kept = novel_patches(changed, self._saliency)
+            if kept is not None:
+                return None if kept.all() else kept.reshape(-1)
         saliency = saliency_map(frame, *grid, resized_hw) if saliency is None else saliency
         kept = salient_patches(saliency, self._saliency, changed)
         return None if kept.all() else kept.reshape(-1)

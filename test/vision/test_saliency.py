@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ros_kvstream.errors import FrameError
 from ros_kvstream.settings import GateSettings, SaliencySettings
 from ros_kvstream.vision.frame_gate import FrameGate
-from ros_kvstream.vision.saliency import saliency_map, salient_patches, write_overlay
+from ros_kvstream.vision.saliency import novel_patches, saliency_map, salient_patches, write_overlay
 
 from .scenes import PATCH, scene, with_noise, with_thing
 
@@ -81,6 +81,19 @@ def test_at_least_one_patch_and_the_promised_share_stay(
         needed = rows * columns - min(int(share * rows * columns), rows * columns - 1)
         brought_back = kept.sum() == needed
         assert brought_back or (wanted[~kept] < threshold).all() or missing_most < threshold
+
+
+@given(share=st.floats(0, 1), guard=st.integers(0, 2), seed=st.integers(0, 99), threshold=st.floats(0, 6))
+def test_novel_needs_the_map_only_to_bring_patches_back(share: float, guard: int, seed: int, threshold: float) -> None:
+    random = np.random.default_rng(seed)
+    changed = random.exponential(1.0, (6, 8)).astype(np.float32)
+    settings = SaliencySettings(mode="novel", threshold=threshold, guard=guard, max_pruned=share)
+    alone = novel_patches(changed, settings)
+    full = salient_patches(random.exponential(4.0, (6, 8)).astype(np.float32), settings, changed)
+    if alone is None:
+        assert full.sum() == 48 - min(int(share * 48), 47)
+    else:
+        assert np.array_equal(alone, full)
 
 
 def test_off_keeps_everything() -> None:
