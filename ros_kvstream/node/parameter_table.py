@@ -201,7 +201,7 @@ RETRIEVAL = (
     _setting("retrieval.spread", "auto", "For questions of order, moments spread over time are taken: auto, always "
              "or never.", choices=("auto", "always", "never"), change=Change.RUNNING),
     _setting("retrieval.context", "auto", "What is seen beside the frames brought back: the newest frames, all that "
-             "the arena holds, or auto: the newest once the stream is longer than the model's trained range.",
+             "the arena holds, or auto: the newest once the stream spans a good part of the trained positions.",
              choices=("auto", "newest", "arena"), change=Change.RUNNING),
     _setting("retrieval.room_tokens", 0, "Slots planned for frames brought back, taken from memory.budget_mib; 0 "
              "takes retrieval.top_k times the first frame's tokens.", 0, 1 << 24),

@@ -27,7 +27,10 @@ from ros_kvstream.retrieval.recall import Recall
 
 LARGE_ARCHIVE = 4
 """From this many times the arena's frames on an archive alone tells the story better than it does with what the arena
-still holds, once that reaches beyond the trained range; a smaller one forgets what the arena may still know."""
+still holds, once that reaches far back; a smaller one forgets what the arena may still know."""
+TRUSTED_SHARE = 0.375
+"""Share of the trained positions over which a model reads its arena well; measured on the tiny model: 1,300 of 4,000
+seconds were read as well as 100, 1,700 worse than retrieved moments at consecutive positions."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,8 @@ class ContextBuilder:
         archive = self.recall.archive
         if self.recall.settings.context != "auto" or archive is None:
             return self.recall.settings.context == "newest"
-        if not self.clock.rebases:
-            return False  # the arena's moments stand where the model learned to read them
+        if self.clock.newest - self.clock.start < TRUSTED_SHARE * self.model.position_limit:
+            return False
         arena_frames = self.arena.plan.frame_slots / archive.plan.shape.patches
         return archive.table.count >= LARGE_ARCHIVE * arena_frames
 

@@ -44,8 +44,8 @@ class RetrievalSettings:
     """auto | always | never: for questions of order, take moments spread over time, one per distinct object."""
     context: str = "auto"
     """newest | arena | auto: what is seen beside the retrieved frames, the newest frames or all that the arena holds;
-    auto takes the newest once positions were re-based (the stream is longer than the trained range) and the archive
-    holds several times as many frames as fit into the arena."""
+    auto takes the newest once the stream spans a good part of the trained positions and the archive holds several times
+    as many frames as fit into the arena."""
     positions: str = "consecutive"
     """consecutive | original: retrieved frames right before what is seen beside them, or where they were seen."""
     room_tokens: int = 0
