@@ -235,7 +235,7 @@ def introduce(
     """Say what is about to happen."""
     archive = f", and an archive of {budget.archive_mib:.3f} MiB" if budget.archive_mib else ""
     evidence = (
-        "the pictures that were brought back, by time, camera, fused score and each expert's rank and score"
+        "the pictures that were brought back, by time, camera and fused score: each expert's rank (and score)"
         if budget.archive_mib
         else "the pictures it looked at most, by time, camera and share of the attention"
     )

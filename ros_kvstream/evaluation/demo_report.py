@@ -129,7 +129,7 @@ def show_reply(console: Console, reply: Reply, entry: dict[str, Any], start: flo
     shown = response.evidence[:SHOWN_EVIDENCE]
     for frame in shown:
         if frame.experts:
-            console.print(f"{indent}[dim]brought back {_ranked(frame, start)}[/]")
+            console.print(f"{indent}[dim]{_ranked(frame, start)}[/]")
     looked = [f"{_when(frame, start)} {frame.score:.0%}" for frame in shown if not frame.experts]
     if looked:
         console.print(f"{indent}[dim]looked at {', '.join(looked)}[/]")
@@ -150,7 +150,7 @@ def _ranked(frame: Any, start: float) -> str:
     """A frame that was brought back: when, which camera, fused score, and each expert's rank and score."""
     experts = zip(frame.experts, frame.ranks, frame.scores, strict=True)
     ranks = ", ".join(f"{expert} #{rank} ({score:.2f})" for expert, rank, score in experts)
-    return f"{_when(frame, start)}: fused {frame.score:.4f}, {ranks}"
+    return f"{_when(frame, start)} {frame.score:.4f}: {ranks}"
 
 
 def show(report: dict[str, Any], console: Console) -> None:

@@ -81,7 +81,7 @@ def shown(*replies: Any, width: int = 100) -> str:
 def test_a_person_reads_answers_evidence_and_every_figure() -> None:
     text = shown(reply("red"), reply("blue"), reply(success=False))
     for part in ("what colour was the cone?", "✓ red", "✗ blue expected: red", "no answer: busy",
-                 "brought back 0.5 s front: fused 0.5000, internal #1 (2.00)", "1 of 3 right",
+                 "0.5 s front 0.5000: internal #1 (2.00)", "1 of 3 right",
                  "3 were about what had long left",
                  "0.500 of 1.000 MiB used", "5 published = 3 seen + 2 dropped (queue 2)", "2 kept + 1 gated",
                  "12.0 ms", "tiny (untrained)"):  # fmt: skip
