@@ -195,8 +195,9 @@ class LadderSettings:
         require(self.mode in ("off", "on"), "ladder.mode", self.mode, "off or on")
         require_finite("ladder.int8", self.int8, 0.0, 0.95)
         require_finite("ladder.int4", self.int4, 0.0, 0.95)
-        require(self.int8 + self.int4 <= 0.95, "ladder.int8 + ladder.int4", self.int8 + self.int4, "at most 0.95")
-        require(self.int8 + self.int4 > 0, "ladder.int8 + ladder.int4", self.int8 + self.int4, "above 0")
+        packed = round(self.int8 + self.int4, 9)
+        require(packed <= 0.95, "ladder.int8 + ladder.int4", packed, "at most 0.95")
+        require(packed > 0, "ladder.int8 + ladder.int4", packed, "above 0")
         require_finite("ladder.group", self.group, 2, 1024)
         require(self.order in LADDER_ORDERS, "ladder.order", self.order, "one of " + ", ".join(LADDER_ORDERS))
 

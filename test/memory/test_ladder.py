@@ -409,8 +409,13 @@ def test_the_transform_is_orthogonal(dim: int) -> None:
     assert torch.allclose(matrix @ matrix.T, torch.eye(dim), atol=1e-5)
 
 
+def test_the_largest_shares_are_accepted_whatever_their_sum_rounds_to() -> None:
+    assert 0.05 + 0.9 > 0.95
+    assert LadderSettings(int8=0.05, int4=0.9).int4 == 0.9
+
+
 @pytest.mark.parametrize(
-    "bad", [{"int8": 0.6, "int4": 0.6}, {"int8": 0, "int4": 0}, {"order": "size"}, {"mode": "yes"}]
+    "bad", [{"int8": 0.951, "int4": 0.0}, {"int8": 0.6, "int4": 0.6}, {"int8": 0, "int4": 0}, {"order": "size"}, {"mode": "yes"}]
 )
 def test_a_bad_setting_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="ladder"):
