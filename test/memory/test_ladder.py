@@ -415,8 +415,10 @@ def test_the_largest_shares_are_accepted_whatever_their_sum_rounds_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"int8": 0.951, "int4": 0.0}, {"int8": 0.6, "int4": 0.6}, {"int8": 0, "int4": 0}, {"order": "size"}, {"mode": "yes"}]
-)
+    "bad",
+    [{"int8": 0.951, "int4": 0.0}, {"int8": 0.6, "int4": 0.6}, {"int8": 0, "int4": 0}, {"order": "size"},
+     {"mode": "yes"}],
+)  # fmt: skip
 def test_a_bad_setting_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="ladder"):
         LadderSettings(**bad)  # type: ignore[arg-type]
