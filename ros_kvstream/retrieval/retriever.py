@@ -18,8 +18,6 @@ from ros_kvstream.retrieval.settings import RetrievalSettings
 
 NEWS = "news"
 """Name, in the evidence, of what ranks moments for questions of order."""
-MOMENTS = 2
-"""Moments among which a question of order chooses, as a multiple of the frames brought back."""
 
 
 class Retriever:
@@ -78,5 +76,4 @@ class Retriever:
         settings, frames = self.settings, self.archive.table.frames
         news = {NEWS: Expert(1.0, news_scores(self.archive, allowed))}
         ranked = fuse(news, allowed, frames, k=settings.rrf_k, depth=settings.rank_depth)
-        count = MOMENTS * settings.top_k
-        return choose_moments(ranked, count, gap_seconds=settings.moment_gap_seconds, moment_frames=1)
+        return choose_moments(ranked, settings.top_k, gap_seconds=settings.moment_gap_seconds, moment_frames=1)
