@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ros_kvstream.errors import MemoryFileError
@@ -37,6 +37,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
         memory_file(str(tmp_path / "inside"), "tour")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_no_name_whatever_gives_a_path_elsewhere(name: str) -> None:
     try:

@@ -46,6 +46,7 @@ def test_what_a_camera_does_not_need_goes_to_the_others(
     assert divide(keep, counts, weights) == quotas
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_division_uses_all_slots_and_takes_nothing_that_is_guaranteed(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 500), min_size=1, max_size=8))
