@@ -60,7 +60,8 @@ class VideoMemory:
         """
         self.settings = settings or StreamSettings()
         memory = self.settings.memory
-        self.model = model or load_model(self.settings.model, self.settings.seed)
+        beside = int(memory.budget_mib * MIB)
+        self.model = model or load_model(self.settings.model, self.settings.seed, beside=beside)
         self.policy = make_policy(memory.policy, memory.policy_options)
         self._limit = min(memory.position_limit or self.model.position_limit, self.model.position_limit)
         self._overhead = len(self.model.suffix_ids(""))

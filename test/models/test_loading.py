@@ -15,7 +15,8 @@ from support.model_folders import folder_without_weights
 from ros_kvstream.errors import ModelError, SettingsError
 from ros_kvstream.models import checkpoint, quantization
 from ros_kvstream.models.loading import TINY_FOLDER, describe_model, load_model
-from ros_kvstream.settings import ModelSettings
+from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
+from ros_kvstream.stream import VideoMemory
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,12 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     )
     with pytest.raises(ModelError, match=r"GiB that are free on cpu.*check_memory = false"):
         load_model(settings_of(saved), beside=1 << 50)
+
+
+def test_the_memorys_own_budget_must_fit_beside_the_weights(saved: Path) -> None:
+    settings = StreamSettings(model=settings_of(saved), memory=MemorySettings(budget_mib=float(1 << 22)))
+    with pytest.raises(ModelError, match=r"4096.00 GiB are for the memory"):
+        VideoMemory(settings)
 
 
 def test_the_memory_check_can_be_switched_off(saved: Path) -> None:
