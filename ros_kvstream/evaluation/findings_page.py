@@ -12,7 +12,7 @@ from ros_kvstream.evaluation.summary import CellSummary, Share, found_evidence, 
 
 EQUAL = 0.03
 """Accuracies are called equal when they differ by at most so much and the interval holds no difference."""
-SIMPLER = ("recent", "sliding_window", "uniform")
+SIMPLER = ("recent", "sliding_window", "uniform", "tar", "van", "aks")
 MIB = 1 << 20
 
 

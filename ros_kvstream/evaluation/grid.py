@@ -173,10 +173,15 @@ def make_jobs(cells: Sequence[Cell], episodes: Sequence[Episode], manner: str = 
     ]  # fmt: skip
 
 
+DESCRIPTIONS = ("README.md", "figures.json", "training.json")
+"""Files beside a model's weights that change no answer."""
+
+
 def weights_digest(model: str) -> str:
     """Digest of a local model's files by name, size and time of change; empty for a hub id."""
     folder = TINY_FOLDER if model == "tiny" else Path(model).expanduser()
     if not folder.is_dir():
         return ""
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())
+             if file.name not in DESCRIPTIONS]  # fmt: skip
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
