@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return _ended(str(error), BAD_PARAMETER)
     except (KeyboardInterrupt, ExternalShutdownException):
-        rclpy.try_shutdown()
+        _shut_down()
         return 0
     except rclpy_implementation.RCLError as error:
         if begun and not rclpy.ok():  # told to end while the node was being made
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         node.destroy_node()
         executor.shutdown(timeout_sec=1.0)
-        rclpy.try_shutdown()
+        _shut_down()
     if not node.released:
         # A model that is still being loaded by the worker's thread must not hold up the end of the process.
         sys.stdout.flush()
@@ -55,10 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _shut_down() -> None:
+    """End ROS 2 unless its own signal handler already does, which may come in between."""
+    try:
+        rclpy.try_shutdown()
+    except rclpy_implementation.RCLError:
+        if rclpy.ok():
+            raise
+
+
 def _ended(reason: str, status: int) -> int:
     """Say why the node does not run; returns the exit status."""
     rclpy.logging.get_logger("kvstream").fatal(reason)
-    rclpy.try_shutdown()
+    _shut_down()
     return status
 
 
