@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ros_kvstream.evaluation.patrol import PatrolWorld
-from ros_kvstream.evaluation.patrol_mix import mixed_stream
+from ros_kvstream.evaluation.patrol_mix import mixed_stream, trained_seconds
 from ros_kvstream.evaluation.patrol_scene import PLACES
 from ros_kvstream.memory.selection.base import LayerSlots
 from ros_kvstream.memory.selection.recent_share import recent_slots
@@ -120,7 +120,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = load_model(ModelSettings(path=options.model, device="cpu"))
     random = np.random.default_rng(20257)
-    seconds = (model.position_limit - 64) / model.tokens_per_second
+    seconds = trained_seconds(model)
     samples = collect(model, [mixed_stream(options.frames, 8, seconds, random) for _ in range(options.streams)])
     options.output.mkdir(parents=True, exist_ok=True)
     draw(samples, model.shape.layers, options.output / "object_statistics.png")

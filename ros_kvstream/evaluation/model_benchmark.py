@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ros_kvstream.evaluation.patrol import PatrolWorld
-from ros_kvstream.evaluation.patrol_mix import mixed_stream
+from ros_kvstream.evaluation.patrol_mix import mixed_stream, trained_seconds
 from ros_kvstream.evaluation.questions import KINDS, Question
 from ros_kvstream.settings import GateSettings, MemorySettings, ModelSettings, SaliencySettings, StreamSettings
 
@@ -89,7 +89,7 @@ def measure(
     model: VideoLanguageModel, plan: dict[int, int], questions: int, report: Callable[[str], None]
 ) -> list[Outcome]:
     """Ask ``questions`` questions about each of ``plan[frames]`` streams of every length."""
-    seconds = (model.position_limit - 64) / model.tokens_per_second
+    seconds = trained_seconds(model)
     outcomes: list[Outcome] = []
     for frames, count in plan.items():
         fresh: list[Outcome] = []

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from ros_kvstream.evaluation.patrol import PatrolWorld
-from ros_kvstream.evaluation.patrol_mix import mixed_stream
+from ros_kvstream.evaluation.patrol_mix import mixed_stream, trained_seconds
 from ros_kvstream.evaluation.questions import Question
 from ros_kvstream.memory.budget import MIB, smallest_budget
 from ros_kvstream.memory.selection import SelectionPolicy
@@ -72,7 +72,7 @@ class Score:
 def streams(model: VideoLanguageModel, frames: int, count: int, questions: int, seed: int) -> Iterable[EncodedStream]:
     """``count`` streams of the training mix on seeds of their own, encoded one at a time."""
     random = np.random.default_rng([seed, frames])
-    seconds = (model.position_limit - 64) / model.tokens_per_second
+    seconds = trained_seconds(model)
     for _ in range(count):
         yield encode(model, mixed_stream(frames, 8, seconds, random), questions)
 

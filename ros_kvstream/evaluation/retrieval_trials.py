@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ros_kvstream.evaluation.patrol import PatrolWorld
-from ros_kvstream.evaluation.patrol_mix import mixed_stream
+from ros_kvstream.evaluation.patrol_mix import mixed_stream, trained_seconds
 from ros_kvstream.evaluation.questions import Question
 from ros_kvstream.memory.budget import MIB, smallest_budget
 from ros_kvstream.models.base import VideoLanguageModel
@@ -87,7 +87,7 @@ def groups(question: Question) -> list[str]:
 def worlds(model: VideoLanguageModel, frames: int, count: int, seed: int) -> Iterable[PatrolWorld]:
     """``count`` streams of the training's mix, on seeds of their own."""
     random = np.random.default_rng([seed, frames])
-    seconds = (model.position_limit - 64) / model.tokens_per_second
+    seconds = trained_seconds(model)
     for _ in range(count):
         yield mixed_stream(frames, 8, seconds, random)
 
