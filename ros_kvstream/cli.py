@@ -64,7 +64,9 @@ def choose(program: str, description: str, table: Mapping[str, str], words: Sequ
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"ros_kvstream {__version__}")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join([f"{'NAME':<12}what it does", *(f"  {name:<10}{text}" for name, text in table.items())])
+    width = max(map(len, table)) + 2
+    rows = (f"  {name:<{width}}{text}" for name, text in table.items())
+    parser.epilog = "\n".join([f"{'NAME':<{width + 2}}what it does", *rows])
     parser.add_argument("name", choices=table, metavar="NAME", help="one of those below; NAME --help tells its options")
     return str(parser.parse_args(words[:1]).name)
 

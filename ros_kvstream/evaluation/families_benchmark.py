@@ -148,10 +148,18 @@ def show(report: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
     width, height = (next(iter(report.values()))["frame"][side] for side in ("width", "height"))
-    table = Table(title=f"Frames of {width} x {height} pixels, {DTYPE}", title_justify="left", box=SIMPLE_HEAD)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    for cells in rows_of(report):
+    title = f"Frames of {width} x {height} pixels, {DTYPE}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    rows = rows_of(report)
+    headings = [column.replace("a frame", "\na frame") for column in COLUMNS]
+    widths = [max(map(len, (*heading.split("\n"), *(cells[index] for cells in rows))))
+              for index, heading in enumerate(headings)]  # fmt: skip
+    room = console.width - sum(widths[1:]) - 2 * len(widths)
+    for index, heading in enumerate(headings):  # on a narrow terminal the model's name is broken, figures never
+        width = min(widths[0], room) if index == 0 else widths[index]
+        table.add_column(heading, justify="right" if index else "left", no_wrap=index > 0, overflow="fold",
+                         min_width=width, max_width=width)  # fmt: skip
+    for cells in rows:
         table.add_row(*cells)
     console.print(table)
     console.print("* something of its config could not be confirmed, see docs/models.md")
