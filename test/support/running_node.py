@@ -34,7 +34,7 @@ from ros_kvstream.node.messages import to_stamp
 from ros_kvstream.srv import MemoryFile, Query
 
 Found = TypeVar("Found")
-PATIENCE = 300.0
+PATIENCE = 120.0
 """Seconds after which something that should happen is taken as not happening, on a loaded machine."""
 SMALL = {"memory.budget_mib": 8.0, "memory.policy": "sliding_window", "diagnostics.period_s": 0.2}
 """Parameters that keep a test's node small and quick."""
