@@ -129,6 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     from ros_kvstream.models.loading import load_model
+    from ros_kvstream.models.weight_memory import count_parameters
     from ros_kvstream.settings import ModelSettings
 
     console = Console(stderr=True)
@@ -137,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     model_benchmark.show(figures, console)
     (options.folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     model = load_model(ModelSettings(path=str(options.folder), device="cpu"))
-    parameters = sum(weight.numel() for weight in model.network.parameters())  # type: ignore[attr-defined]
+    parameters = count_parameters(model.network)  # type: ignore[attr-defined]
     write_card(options.folder, figures, parameters, model.position_limit)
 
 

@@ -68,6 +68,18 @@ def score_plane(
     return (products * valid).sum(-1) / valid.sum(-1).clamp_min(1)
 
 
+def sums_around(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of each frame's neighbours in time and its own, and how many they are.
+
+    :param values: in the order of time, [frames, ...]; returns [frames, ...] and int64 [frames].
+    """
+    frames = len(values)
+    sums = torch.cat([values.new_zeros(1, *values.shape[1:]), values.cumsum(0)])
+    middle = torch.arange(frames)
+    first, last = (middle - NEIGHBOURS).clamp_min(0), (middle + NEIGHBOURS + 1).clamp_max(frames)
+    return sums[last] - sums[first], last - first
+
+
 def without_drift(scores: Tensor, by_time: Tensor) -> Tensor:
     """Scores less the mean of their neighbours in time: what stands out where it was seen.
 
@@ -76,12 +88,9 @@ def without_drift(scores: Tensor, by_time: Tensor) -> Tensor:
     :param scores: [frames]; :param by_time: indices of the frames, oldest first, [frames].
     """
     ordered = scores[by_time].double()
-    frames = len(ordered)
-    sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
-    middle = torch.arange(frames)
-    first, last = (middle - NEIGHBOURS).clamp_min(0), (middle + NEIGHBOURS + 1).clamp_max(frames)
+    sums, counts = sums_around(ordered)
     result = torch.empty_like(scores)
-    result[by_time] = (ordered - (sums[last] - sums[first]) / (last - first)).float()
+    result[by_time] = (ordered - sums / counts).float()
     return result
 
 

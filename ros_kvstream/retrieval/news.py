@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ros_kvstream.memory.archive import Archive
-from ros_kvstream.retrieval.internal import NEIGHBOURS, NOT_SCORED
+from ros_kvstream.retrieval.internal import NEIGHBOURS, NOT_SCORED, sums_around
 
 SMALLEST_CHUNK = 64
 """Frames looked at together, at least."""
@@ -66,13 +66,9 @@ def _novelty(keys: Tensor, counts: Tensor) -> Tensor:
 
     :param keys: float32 [frames, entries, width], in the order of time; :param counts: valid entries, [frames].
     """
-    frames, entries, _ = keys.shape
-    valid = torch.arange(entries) < counts[:, None]
+    valid = torch.arange(keys.shape[1]) < counts[:, None]
     units = functional.normalize(keys, dim=-1) * valid[..., None]
     pooled = units.sum(1) / counts.clamp_min(1)[:, None]
-    sums = torch.cat([pooled.new_zeros(1, pooled.shape[1]), pooled.cumsum(0)])
-    middle = torch.arange(frames)
-    low, high = (middle - NEIGHBOURS).clamp_min(0), (middle + NEIGHBOURS + 1).clamp_max(frames)
-    around = functional.normalize(sums[high] - sums[low] - pooled, dim=-1)
+    around = functional.normalize(sums_around(pooled)[0] - pooled, dim=-1)
     likeness = torch.einsum("few,fw->fe", units, around).masked_fill(~valid, 1.0)
     return 1.0 - likeness.amin(1)

@@ -19,6 +19,9 @@ from ros_kvstream.retrieval.settings import RetrievalSettings
 NEWS = "news"
 """Name, in the evidence, of what ranks moments for questions of order."""
 
+AROUND = ("before", "after")
+"""Orders that are asked of a thing: the experts find it."""
+
 
 class Retriever:
     """Ranks an archive's frames for a question. Reads the archive, changes nothing."""
@@ -46,26 +49,25 @@ class Retriever:
 
     def rank(
         self, question: str, queries: Mapping[int, Tensor], allowed: NDArray[np.bool_]
-    ) -> tuple[Sequence[RankedFrame], dict[str, Expert]]:
-        """All frames that any expert ranked, best first, and the experts.
+    ) -> Sequence[RankedFrame]:
+        """All frames that any expert ranked, best first.
 
         :param allowed: archive slots that pass the filters, [slots].
         """
         experts = self.experts(question, queries)
         frames = self.archive.table.frames
-        ranked = fuse(experts, allowed, frames, k=self.settings.rrf_k, depth=self.settings.rank_depth)
-        return ranked, experts
+        return fuse(experts, allowed, frames, k=self.settings.rrf_k, depth=self.settings.rank_depth)
 
     def choose(self, question: str, queries: Mapping[int, Tensor], allowed: NDArray[np.bool_]) -> list[RankedFrame]:
         """The frames to bring back, best first, at most ``top_k``."""
         settings = self.settings
-        ranked, _ = self.rank(question, queries, allowed)
         order = asked_order(question) if settings.spread == "auto" else ""
         if settings.spread == "always" or order:
             moments = self._moments(allowed)
-            return spread_moments(moments, order, settings.top_k, anchor=ranked[0] if ranked else None)
+            named = self.rank(question, queries, allowed) if order in AROUND else ()
+            return spread_moments(moments, order, settings.top_k, anchor=named[0] if named else None)
         return choose_moments(
-            ranked,
+            self.rank(question, queries, allowed),
             settings.top_k,
             gap_seconds=settings.moment_gap_seconds,
             moment_frames=settings.moment_frames,

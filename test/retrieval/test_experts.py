@@ -45,7 +45,7 @@ def test_slots_without_a_frame_are_never_ranked():
     queries = {layer: torch.randn(HEADS, SHAPE.head_dim) for layer in SHAPE.lookup_layers}
     scores = internal_scores(archive, queries, RetrievalSettings())
     assert scores.isfinite().sum() == 1
-    ranked, _ = Retriever(archive, RetrievalSettings()).rank("?", queries, archive.table.frames["live"])
+    ranked = Retriever(archive, RetrievalSettings()).rank("?", queries, archive.table.frames["live"])
     assert [frame.frame_id for frame in ranked] == [3]
 
 
