@@ -30,7 +30,7 @@ def memory_stats(memory: VideoMemory) -> MemoryStats:
         slots=arena.plan.frame_slots,
         slots_used=arena.frame_slots_used,
         frames_seen=counters["seen"],
-        frames_kept=counters["kept"] + len(memory._block),
+        frames_kept=counters["kept"] + memory._block.frames,
         frames_gated=counters["gated"],
         frames_remembered=len(kept),
         oldest_stamp=min((record.stamp for record in records), default=0.0),

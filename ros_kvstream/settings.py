@@ -81,6 +81,9 @@ class MemorySettings:
     leave; what a camera does not fill is lent. Cameras that are not named give way first, unless none is named."""
     block_frames: int = 1
     """Frames that are prefilled together; a question flushes a half-filled block."""
+    frames_per_grid: int = 1
+    """Real frames in one temporal grid: 2 halves the cost and the slots of a frame in families whose tower takes two
+    moments at once (Qwen-VL), and a grid waits for its second frame; a question flushes a half-filled one."""
     max_question_tokens: int = 256
     """Longest question, in tokens; slots for it are reserved."""
     max_answer_tokens: int = 128
@@ -102,6 +105,7 @@ class MemorySettings:
         total = sum(self.camera_shares.values())
         require(total <= 1.0 + 1e-9, "shares of all cameras together", round(total, 6), "at most 1")
         require_finite("memory.block_frames", self.block_frames, 1, 256)
+        require_finite("memory.frames_per_grid", self.frames_per_grid, 1, 2)
         require_finite("memory.max_question_tokens", self.max_question_tokens, 8, 8192)
         require_finite("memory.max_answer_tokens", self.max_answer_tokens, 1, 4096)
         require_finite("memory.position_limit", self.position_limit, 0, 1 << 24)

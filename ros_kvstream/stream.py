@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from ros_kvstream.answering import Answerer, AnswerLimits
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionError
+from ros_kvstream.frame_block import FrameBlock, WaitingGrid, check_grids
 from ros_kvstream.live_settings import check_settings, reconfigure
 from ros_kvstream.memory.arena import NO_FRAME, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
@@ -36,20 +36,6 @@ from ros_kvstream.vision.saliency import saliency_map
 from ros_kvstream.vision.thinning import FrameThinner
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A frame of the block that has not been prefilled yet."""
-
-    frame: Frame
-    frame_id: int
-    kept: torch.Tensor | None
-    """Patches to prefill, bool [rows * columns]; None for all."""
-    seconds: float
-    """Time of the stream when it was seen."""
-    saliency: torch.Tensor | None
-    """Saliency of its patches, float16 [rows * columns], where the ladder sorts by it."""
-
-
 class VideoMemory:
     """A visual memory of fixed size over one endless stream. Not thread-safe: one thread owns it."""
 
@@ -62,6 +48,7 @@ class VideoMemory:
         memory = self.settings.memory
         beside = int(memory.budget_mib * MIB)
         self.model = model or load_model(self.settings.model, self.settings.seed, beside=beside)
+        check_grids(self.model, memory.frames_per_grid)
         self.policy = make_policy(memory.policy, memory.policy_options)
         self._limit = min(memory.position_limit or self.model.position_limit, self.model.position_limit)
         self._overhead = len(self.model.suffix_ids(""))
@@ -92,7 +79,8 @@ class VideoMemory:
     def _start(self) -> None:
         """An empty stream: positions from the prompt's end, the prompt prefilled and pinned."""
         self._start_clock()
-        self._block: list[_Waiting] = []
+        memory = self.settings.memory
+        self._block = FrameBlock(memory.block_frames, memory.frames_per_grid)
         self._newest_of: dict[str, int] = {}
         self.thinner.reset()
         self._largest_side = 1
@@ -122,14 +110,23 @@ class VideoMemory:
             return redundant
         kept, saliency = self._salient(frame, stamp, camera, (rows, columns))
         tokens = rows * columns if kept is None else int(kept.sum())
+        seconds = self.clock.seconds(stamp)
+        waiting, timings = self._block.partner(camera, (rows, columns), stamp), (0.0, 0.0, 0.0)
+        if waiting is not None:
+            waiting.join(frame, seconds, kept, saliency)
+            self.log.extend(waiting.frame_id, stamp)
+        else:
+            if self._block.crowded:
+                self._newest_of.pop(camera, None)  # were the block lost, the gate would compare with this frame
+                timings = self._flush()
+            record = self.log.add(stamp, camera, tokens)
+            waiting = WaitingGrid(record.frame_id, camera, (rows, columns), stamp, (frame,), (seconds,), kept, saliency)
+            self._block.add(waiting)
+            self._newest_of[camera] = record.frame_id
         self._counters["seen"] += 1
-        record = self.log.add(stamp, camera, tokens)
-        self._newest_of[camera] = record.frame_id
-        self._block.append(_Waiting(frame, record.frame_id, kept, self.clock.seconds(stamp), saliency))
-        timings = (0.0, 0.0, 0.0)
-        if len(self._block) >= self.settings.memory.block_frames:
+        if self._block.full:
             timings = self._flush()
-        return Observation(record.frame_id, True, tokens, *timings)
+        return Observation(waiting.frame_id, True, tokens if len(waiting.frames) == 1 else 0, *timings)
 
     def _gate(self, frame: Frame, stamp: float, camera: str) -> Observation | None:
         """Fold a redundant frame into the newest kept one of its camera; None where it is to be computed."""
@@ -204,12 +201,14 @@ class VideoMemory:
         """
         if not self._block:
             return 0.0, 0.0, 0.0
-        frames, records = [waiting.frame for waiting in self._block], [self.log[w.frame_id] for w in self._block]
+        frames, records = self._block.frames, [self.log[waiting.frame_id] for waiting in self._block]
         try:
             started = time.perf_counter()
             encoded = [
-                self.model.complete(tokens, waiting.seconds, waiting.kept)
-                for tokens, waiting in zip(self.model.encode_frames(frames), self._block, strict=True)
+                self.model.complete(tokens, waiting.mean_seconds, waiting.kept)
+                for tokens, waiting in zip(
+                    self.model.encode_grids([waiting.frames for waiting in self._block]), self._block, strict=True
+                )
             ]
             seen = time.perf_counter()
             self._make_room(sum(len(tokens.embeddings) for tokens in encoded))
@@ -217,15 +216,15 @@ class VideoMemory:
             self._prefill(encoded, records)
             done = time.perf_counter()
             if self.recall is not None:
-                self.recall.remember(self.arena, frames, encoded, records)
+                self.recall.remember(self.arena, [waiting.frames[0] for waiting in self._block], encoded, records)
         except BaseException:
-            self._counters["seen"] -= len(self._block)
+            self._counters["seen"] -= frames
             self.log.forget(record.frame_id for record in records)
             raise
         else:
-            self._counters["kept"] += len(self._block)
+            self._counters["kept"] += frames
         finally:
-            self._block = []
+            self._block.clear()
         return 1e3 * (seen - started), 1e3 * (done - ready), 1e3 * (ready - seen)
 
     def _prefill(self, encoded: list[FrameTokens], records: list[FrameRecord]) -> None:
@@ -388,7 +387,7 @@ class VideoMemory:
 
     def close(self) -> None:
         """Forget everything; the object is of no use afterwards."""
-        self._block = []
+        self._block.clear()
         if self.recall is not None:
             self.recall.close()
         self.log.clear()

@@ -60,6 +60,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "decode": {str(slots): pair["decode"].ratio for slots, pair in language.items()},
         "compaction": compaction["plain_ms"] / compaction["ours_ms"],
         "ingest": whole[0] / whole[1],
+        "ingest_two_frames_a_grid": 2 * whole[0] / whole[1],
         "of_floor": shares_of_floor(shape, vision, language),
         "ttft_ms": {str(frames): ms for frames, ms in first_token.items()},
         "ttft_spread_when_full": spread_when_full(first_token, full_from),
@@ -142,6 +143,8 @@ def show(report: dict[str, Any], console: Console) -> None:
         table.add_row(name, f"{plain:.1f}", f"{ours:.1f}", f"{plain / ours:.2f}")
     table.add_row("compaction", "", "", f"{report['compaction']:.2f}")
     console.print(table)
+    console.print("With memory.frames_per_grid = 2 one of our grids holds two frames: "
+                  f"{report['ingest_two_frames_a_grid']:.2f} of the plain path's frames in the same time")
     floors = Table(title="Our time over the least that this machine could take")
     floors.add_column("step")
     floors.add_column("times the floor", justify="right")

@@ -133,6 +133,6 @@ class _KnownPictures:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
-        """Look the pictures up."""
-        return [self._known[id(frame)] for frame in frames]
+    def encode_grids(self, grids: Sequence[Sequence[Frame]]) -> list[FrameTokens]:
+        """Look the pictures up; grids are of one frame."""
+        return [self._known[id(frame)] for (frame,) in grids]

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ros_kvstream.errors import ModelError
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
@@ -72,6 +73,8 @@ class VideoLanguageModel(ABC):
     """First position outside the trained range."""
     patch_side: int = 28
     """Side in pixels of the resized picture's square that one visual token stands for."""
+    frames_per_grid: int = 1
+    """Most real frames that one grid of patches can hold; 2 where the tower looks at two moments at once."""
     frame_text_room: int = 0
     """Most tokens of text around one frame."""
     prefix_ids: tuple[int, ...]
@@ -88,6 +91,19 @@ class VideoLanguageModel(ABC):
     @abstractmethod
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
         """Run the vision tower on pictures of any sizes; without the texts of ``frame_text``."""
+
+    def encode_grids(self, grids: Sequence[Sequence[Frame]]) -> list[FrameTokens]:
+        """Tokens of grids of one frame, or of up to ``frames_per_grid`` frames of one size."""
+        if all(len(frames) == 1 for frames in grids):
+            return self.encode_frames([frames[0] for frames in grids])
+        return self.encode_pairs([(frames[0], frames[-1]) for frames in grids])
+
+    def encode_pairs(self, pairs: Sequence[tuple[Frame, Frame]]) -> list[FrameTokens]:
+        """Tokens of two frames in one grid, the earlier first; twice the same frame is that frame by itself.
+
+        :raises ModelError: where the family has one frame a grid.
+        """
+        raise ModelError(f"the family {self.family} has one frame a grid: set memory.frames_per_grid to 1.")
 
     def frame_tokens(self, rows: int, columns: int) -> int:
         """Most tokens of a frame with this grid: patches, separators and text."""

@@ -39,7 +39,9 @@ def sections_of(embedding: Any) -> list[int]:
 
 
 class QwenVL(NetworkModel):
-    """A Qwen-VL family. One frame is one temporal grid: the picture, doubled over the temporal patch."""
+    """A Qwen-VL family. A temporal grid is one frame, doubled over the temporal patch, or two frames."""
+
+    frames_per_grid = 2
 
     def __init__(self, name: str, model: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
         """Wrap a loaded network, its tokenizer and its image processor."""
@@ -72,10 +74,28 @@ class QwenVL(NetworkModel):
     @torch.inference_mode()
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
         """Run the vision tower on pictures of any sizes."""
+        return self._encode(*self._patches(frames))
+
+    @torch.inference_mode()
+    def encode_pairs(self, pairs: Sequence[tuple[Frame, Frame]]) -> list[FrameTokens]:
+        """Run the vision tower on grids of two frames, as the families' video processors lay them out."""
+        pictures, grids = self._patches([frame for pair in pairs for frame in pair])
+        size = self.image_processor.patch_size**2
+        both = []
+        for first, second in zip(pictures[::2], pictures[1::2], strict=True):
+            moments = [patches.view(len(patches), -1, 2, size)[:, :, 0] for patches in (first, second)]
+            both.append(torch.stack(moments, dim=2).flatten(1))
+        return self._encode(both, grids[::2])
+
+    def _patches(self, frames: Sequence[Frame]) -> tuple[list[Tensor], list[Grid]]:
+        """Patches of each frame, doubled, [patches, channels * 2 * patch * patch], and its grid."""
         inputs = self.image_processor(images=list(frames), return_tensors="pt")
         grids = [(rows, columns) for rows, columns in inputs["image_grid_thw"][:, 1:].tolist()]
         pixels = inputs["pixel_values"].to(self.device, self.shape.dtype)
-        encoded = self.run_tower(list(pixels.split([rows * columns for rows, columns in grids])), grids)
+        return list(pixels.split([rows * columns for rows, columns in grids])), grids
+
+    def _encode(self, pictures: list[Tensor], grids: list[Grid]) -> list[FrameTokens]:
+        encoded = self.run_tower(pictures, grids)
         return [
             FrameTokens(embeddings, rows // self._merge, columns // self._merge)
             for embeddings, (rows, columns) in zip(encoded, grids, strict=True)

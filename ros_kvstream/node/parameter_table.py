@@ -84,6 +84,9 @@ MEMORY = (
              "next frame does not fit. Less makes room sooner and keeps free slots.", 0.1, 1.0, change=Change.RUNNING),
     _setting("memory.block_frames", 1, "Frames that are prefilled together: more is faster, and a frame waits for "
              "its block; a question flushes a half-filled one.", 1, 256),
+    _setting("memory.frames_per_grid", 1, "Real frames in one temporal grid of the model. 2 halves a frame's cost and "
+             "slots where the family's tower takes two moments at once (Qwen-VL), and mixes what moves between them. "
+             "Frames pair by camera, at most 2 s apart: set memory.block_frames to the number of cameras.", 1, 2),
     _setting("memory.max_question_tokens", 256, "Longest question in tokens; longer ones are refused. Slots for it "
              "are taken from the budget.", 8, 8192),
     _setting("memory.max_answer_tokens", 128, "Longest answer in tokens; a query that asks for more is refused. "
