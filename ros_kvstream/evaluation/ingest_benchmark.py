@@ -106,7 +106,8 @@ def spread_when_full(first_token: dict[int, float], full_from: int) -> float:
 def time_to_first_token(frames: list[int], questions: int = 31) -> tuple[dict[int, float], int]:
     """Median milliseconds to the first answer token after so many frames, tiny model, small budget, archive on.
 
-    And the number of frames from which on the budget was full, that is, from its first compaction.
+    A stream of its own for each length, asked turn about, so that what disturbs one disturbs all. And the number of
+    frames from which on the budget was full, that is, from its first compaction.
     """
     import statistics
 
@@ -117,21 +118,24 @@ def time_to_first_token(frames: list[int], questions: int = 31) -> tuple[dict[in
     from ros_kvstream.stream import VideoMemory
 
     memory = MemorySettings(budget_mib=1.0, block_frames=16, max_question_tokens=32, max_answer_tokens=16)
-    stream = VideoMemory(StreamSettings(memory=memory, archive=ArchiveSettings(budget_mib=8.0)))
+    settings = StreamSettings(memory=memory, archive=ArchiveSettings(budget_mib=8.0))
     generator = np.random.default_rng(0)
     pictures = generator.integers(0, 255, (64, 56, 56, 3), dtype=np.uint8)
-    measured, seen, full_from = {}, 0, 0
-    for count in frames:
-        while seen < count:
-            stream.observe(pictures[seen % len(pictures)], seen / 2)
-            seen += 1
-            full_from = full_from or (seen if stream.arena.compactions else 0)
+    streams, full_from = {count: VideoMemory(settings) for count in frames}, 0
+    for count, stream in streams.items():
+        for index in range(count):
+            stream.observe(pictures[index % len(pictures)], index / 2)
+            full_from = full_from or (index + 1 if stream.arena.compactions else 0)
         while stream.idle():
             pass
-        asked = [stream.ask("what colour was the cone ?", max_new_tokens=1) for _ in range(questions + 1)]
-        measured[count] = statistics.median(answer.latency.first_token_ms for answer in asked[1:])
-    stream.close()
-    return measured, full_from
+    measured: dict[int, list[float]] = {count: [] for count in frames}
+    for number in range(questions + 1):
+        for count, stream in streams.items():
+            answer = stream.ask("what colour was the cone ?", max_new_tokens=1)
+            measured[count] += [answer.latency.first_token_ms] if number else []
+    for stream in streams.values():
+        stream.close()
+    return {count: statistics.median(times) for count, times in measured.items()}, full_from
 
 
 def show(report: dict[str, Any], console: Console) -> None:

@@ -90,8 +90,12 @@ class ArchivePlan:
 
     @property
     def lookup_chunk(self) -> int:
-        """Frames whose look-up keys are turned to float32 at a time: the whole in about a hundred steps."""
-        return max(16, self.frames // 100)
+        """Frames whose look-up keys are turned to float32 at a time: the whole in a hundred steps, or fewer.
+
+        In a small archive a step costs more than its work: there 1/64 of the cap, 256 KiB at most, is spent on fewer.
+        """
+        room = min(int(self.settings.budget_mib * MIB) // 64, 1 << 18)
+        return max(16, self.frames // 100, min(self.frames, room // (4 * self.lookups * self.shape.lookup_width)))
 
     @property
     def slot_type(self) -> np.dtype:

@@ -25,6 +25,8 @@ def cell_numbers(model: VideoLanguageModel, tokens: FrameTokens) -> Tensor | Non
 def cell_places(model: VideoLanguageModel, numbers: Tensor, rows: int, columns: int) -> Tensor:
     """Places (models/layout.py), int32 [tokens, 2], from numbers, int64 [tokens]."""
     text, behind = rows * columns, rows * columns + model.frame_text_room
+    if not (numbers >= text).any():  # patches alone, as in most families
+        return torch.stack([numbers.div(columns, rounding_mode="floor"), numbers % columns], dim=-1).int()
     after = behind - len(model.frame_text(0.0)[1])  # as many behind every frame; the time before it varies
     places = torch.stack([numbers.div(columns, rounding_mode="floor"), numbers % columns], dim=-1)
     for start, h, w in (

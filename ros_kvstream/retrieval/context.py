@@ -83,12 +83,14 @@ class ContextBuilder:
         queries = self.queries(ids, start) if settings.internal_weight > 0 else {}
         chosen = retriever.choose(question, queries, allowed)
         patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
-        present = set(self._whole(shown))
+        present = self._whole(set(shown).intersection(frame.frame_id for frame in chosen))
         added = within_room(chosen, patches, room, present)
         fetched = retriever.archive.fetch([frame.slot for frame in added])
-        visible = self.arena.visible(list(shown))
+        everything = len(shown) == len(self.arena.frames_kept())
+        visible = None if everything else self.arena.visible(list(shown))
         if fetched:
-            self._append(fetched, self._times(fetched, shown, start))
+            places = self._places(fetched)
+            self._append(fetched, places, self._times(fetched, places, shown, start))
         return Context(visible, shown, self._evidence(chosen, fetched, present))
 
     def _shown(self, filters: Filters) -> tuple[int, ...]:
@@ -123,10 +125,10 @@ class ContextBuilder:
         arena_frames = self.arena.plan.frame_slots / archive.plan.shape.patches
         return archive.table.count >= LARGE_ARCHIVE * arena_frames
 
-    def _whole(self, shown: Sequence[int]) -> list[int]:
-        """Of the frames shown, those that the arena still holds whole: they need not be brought back."""
+    def _whole(self, shown: Iterable[int]) -> set[int]:
+        """Of these frames, those that the arena still holds whole: they need not be brought back."""
         kept = self.arena.frames_kept()
-        return [frame for frame in shown if kept.get(frame, 0.0) >= self.log[frame].tokens - 1e-6]
+        return {frame for frame in shown if kept.get(frame, 0.0) >= self.log[frame].tokens - 1e-6}
 
     def queries(self, ids: Sequence[int], start: int) -> dict[int, Tensor]:
         """The question's queries before it has seen any frame; the arena is as before afterwards."""
@@ -142,7 +144,9 @@ class ContextBuilder:
             self.arena.roll_back(mark)
         return question_queries(queries, self.recall.settings.query)
 
-    def _times(self, fetched: Sequence[ArchivedFrame], shown: Sequence[int], start: int) -> list[int]:
+    def _times(
+        self, fetched: Sequence[ArchivedFrame], places: Sequence[Tensor], shown: Sequence[int], start: int
+    ) -> list[int]:
         """First position of each retrieved frame's grid, oldest first.
 
         Consecutive: right before the oldest moment that the arena shows (before the question, when it shows none).
@@ -156,8 +160,8 @@ class ContextBuilder:
             if wanted.any():
                 oldest = int(slots.positions[..., 0][wanted].min())
         starts = []
-        for frame, places in zip(reversed(fetched), reversed(self._places(fetched)), strict=True):
-            before, after = ((places[:, 0] == side).sum().item() for side in (TEXT_BEFORE, TEXT_AFTER))
+        for frame, of_frame in zip(reversed(fetched), reversed(places), strict=True):
+            before, after = ((of_frame[:, 0] == side).sum().item() for side in (TEXT_BEFORE, TEXT_AFTER))
             oldest -= int(self.model.layout.span(*frame.grid) + before + after)
             starts.append(oldest + int(before))
         return starts[::-1]
@@ -167,12 +171,14 @@ class ContextBuilder:
         numbers = [frame.places[:, 0].long() * frame.grid[1] + frame.places[:, 1] for frame in fetched]
         return [cell_places(self.model, found, *frame.grid) for found, frame in zip(numbers, fetched, strict=True)]
 
-    def _append(self, fetched: Sequence[ArchivedFrame], starts: Sequence[int]) -> None:
+    def _append(
+        self, fetched: Sequence[ArchivedFrame], places: Sequence[Tensor], starts: Sequence[int]
+    ) -> None:
         """Write retrieved frames behind the arena's slots, keys turned to their positions."""
         positions = torch.cat(
             [
-                self.model.frame_positions(start, *frame.grid, places)
-                for frame, start, places in zip(fetched, starts, self._places(fetched), strict=True)
+                self.model.frame_positions(start, *frame.grid, of_frame)
+                for frame, start, of_frame in zip(fetched, starts, places, strict=True)
             ]
         )
         counts = torch.tensor([len(frame.places) for frame in fetched])
