@@ -24,16 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, default=8, help="vision blocks that are run (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; the median counts (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
+                        help="of the weights; what the node takes on a CPU unless told otherwise is float32")
     parser.add_argument("--frames", type=int, default=TTFT_FRAMES[-1], help="longest stream of the answer latency")
 
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure; returns the report of ``--json`` (ratios: plain time / our time)."""
+    import torch
+
     from ros_kvstream.evaluation.ingest_timing import IngestShape, make_network, time_language, time_vision
     from ros_kvstream.models.devices import resolve_device
 
-    device = str(resolve_device(options.device))
-    shape = IngestShape(options.layers, options.blocks, repeats=options.repeats, device=device)
+    device, dtype = str(resolve_device(options.device)), getattr(torch, options.dtype)
+    shape = IngestShape(options.layers, options.blocks, repeats=options.repeats, dtype=dtype, device=device)
     with console.status("Making random weights of Qwen2.5-VL-3B's block shapes"):
         network = make_network(shape)
     with console.status("Vision tower, the library's path and ours turn about"):
@@ -43,7 +47,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         with console.status(f"Prefill and decode at {slots} slots, turn about"):
             language[slots] = time_language(network, shape, slots)
     with console.status("Compaction beside the published formulation, turn about"):
-        compaction = compaction_ms()
+        compaction = compaction_ms(options.dtype)
     with console.status("Time to first token against frames seen"):
         first_token, full_from = time_to_first_token([count for count in TTFT_FRAMES if count <= options.frames])
     full = language[shape.slots[-1]]["prefill"]
@@ -55,6 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         )
     ]
     return {
+        "dtype": options.dtype,
         "vision": vision.ratio,
         "prefill": {str(slots): pair["prefill"].ratio for slots, pair in language.items()},
         "decode": {str(slots): pair["decode"].ratio for slots, pair in language.items()},
@@ -74,13 +79,13 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compaction_ms() -> dict[str, float]:
-    """One cut of 32 grids to 24 in bfloat16, all layers: published formulation and ours."""
+def compaction_ms(dtype: str) -> dict[str, float]:
+    """One cut of 32 grids to 24, all layers: published formulation and ours."""
     import torch
 
     from ros_kvstream.evaluation.selection_timing import BenchmarkShape, measure
 
-    row = measure(BenchmarkShape(layers=LAYERS), [torch.bfloat16])["bfloat16"]
+    row = measure(BenchmarkShape(layers=LAYERS), [getattr(torch, dtype)])[dtype]
     return {"plain_ms": row["published_ms"], "ours_ms": row["ours_ms"]}
 
 

@@ -22,6 +22,7 @@ from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.arena_cache import arena_cache, cache_argument
 from ros_kvstream.models.attention import use_arena_attention
+from ros_kvstream.models.packed_weights import pack_weights
 from ros_kvstream.models.qwen2_5_vl_vision import BatchedVisionTower
 from ros_kvstream.models.qwen_vl import library_tower, mrope_axes
 
@@ -112,6 +113,7 @@ class Ours:
         shared = {id(parameter): parameter for parameter in network.parameters()}
         self.text = copy.deepcopy(network.model.language_model, memo=shared)
         use_arena_attention(self.text)
+        pack_weights(self.text)
         cache_shape = CacheShape(shape.layers, 2, 128, shape.dtype)
         budget = smallest_budget(cache_shape, 0, FRAME_TOKENS, slots + FRAME_TOKENS)
         rotary = Rotary(network.model.language_model.rotary_emb.inv_freq.float(), mrope_axes(SECTIONS).to(shape.device))
@@ -175,7 +177,9 @@ def time_vision(network: Any, shape: IngestShape) -> PairOfTimes:
     """One frame through the vision tower."""
     tower = network.model.visual
     pixels = torch.randn(SIDE_PATCHES**2, 1176, device=shape.device, dtype=shape.dtype)
-    batched = BatchedVisionTower(tower)
+    packed = copy.deepcopy(tower, memo={id(parameter): parameter for parameter in tower.parameters()})
+    pack_weights(packed)
+    batched = BatchedVisionTower(packed)
     paths: list[Callable[[], Tensor]] = [
         lambda: library_tower(tower, [pixels], [(SIDE_PATCHES, SIDE_PATCHES)])[0],
         lambda: batched(pixels[None], SIDE_PATCHES, SIDE_PATCHES)[0],

@@ -11,6 +11,7 @@ import torch
 from ros_kvstream.models.devices import resolve_attention
 from ros_kvstream.models.families import Family
 from ros_kvstream.models.hub import Report, download, is_weights, require_safetensors
+from ros_kvstream.models.packed_weights import pack_weights
 from ros_kvstream.models.quantization import quantization_config
 from ros_kvstream.models.weight_memory import check_memory, skeleton
 
@@ -65,7 +66,10 @@ class Checkpoint:
         if self.on_hub:
             self.folder = download(self.name, weights=True, code=self.trust_remote_code, report=self.report)
         self.trained = self._has_weights()
-        return self._loaded(architecture, config) if self.trained else self._random(architecture, config)
+        network = self._loaded(architecture, config) if self.trained else self._random(architecture, config)
+        if self.quantization == "none" and not config_quantized(self.config):
+            pack_weights(network)
+        return network
 
     def tokenizer(self) -> Any:
         """Its tokenizer."""
