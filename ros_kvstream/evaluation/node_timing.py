@@ -25,7 +25,8 @@ WARM_UP_SECONDS = 3.0
 QUESTION_SECONDS = 2.0
 """From one question to the next; one that is still open delays the next."""
 QUESTION = "is the cone on the left or on the right ?"
-STATS_SECONDS = 0.25
+STATS_SECONDS = 1.0
+"""Period of the node's reports, as it is by default."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,11 @@ def processor_shares(
     return {"worker": worker, "others": others, "others_per_camera": others / cameras}
 
 
-def measure(load: Load, domain: int, processes: ProcessGroup) -> dict[str, Any]:
-    """Start a node, put it under load, and return its row of the report."""
+def measure(load: Load, domain: int, processes: ProcessGroup, outside_model: float) -> dict[str, Any]:
+    """Start a node, put it under load, and return its row of the report.
+
+    :param outside_model: the worker's processor seconds a frame that are not the model's.
+    """
     with LoadClient(domain, load.plans) as client:
         process = processes.start("kvstream_node", load.command())
         client.wait_for_cameras(process)
@@ -154,19 +158,18 @@ def measure(load: Load, domain: int, processes: ProcessGroup) -> dict[str, Any]:
         ages, answers = spread(client.ages), spread(client.answers)
     if first is None or last is None:
         raise ProcessError(f"{process.name} published no figures:{process.log_end()}")
-    kept = (last.frames_kept - first.frames_kept) / seconds
-    model_ms = {"vision": last.vision_spread_ms.p50, "prefill": last.prefill_spread_ms.p50}
+    taken = (last.frames_seen - first.frames_seen) / seconds
     cpu = processor_shares(before, after, seconds, load.cameras)
-    # Answers count as the worker's own here, and times of a disturbed model are longer than its processor time.
-    cpu["worker_outside_model"] = max(0.0, cpu["worker"] - kept * sum(model_ms.values()) / 1e3)
+    cpu["worker_outside_model"] = outside_model * taken
+    cpu["outside_model_per_camera"] = (cpu["others"] + cpu["worker_outside_model"]) / load.cameras
     causes = [dict(zip(stats.drop_causes, stats.drop_counts, strict=True)) for stats in (first, last)]
     return {
         "age_ms": ages,
         "answer_ms": answers,
         "published_per_second": published / seconds,
-        "taken_per_second": (last.frames_seen - first.frames_seen) / seconds,
-        "kept_per_second": kept,
+        "taken_per_second": taken,
+        "kept_per_second": (last.frames_kept - first.frames_kept) / seconds,
         "dropped": {cause: int(number) - int(causes[0].get(cause, 0)) for cause, number in causes[1].items()},
         "cpu": cpu,
-        "model_ms": model_ms,
+        "model_ms": {"vision": last.vision_spread_ms.p50, "prefill": last.prefill_spread_ms.p50},
     }

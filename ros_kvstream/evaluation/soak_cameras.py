@@ -34,6 +34,30 @@ class CameraPlan:
     height: int
 
 
+class Room:
+    """A grey room with a few coloured things that move."""
+
+    def __init__(self, seed: int) -> None:
+        self._objects = np.random.default_rng(seed).uniform(0.1, 0.9, (len(COLOURS), 4))
+        """Place and speed of each thing, in shares of the picture."""
+
+    def picture(self, now: float, width: int, height: int) -> Rgb:
+        """The room at a time in seconds, RGB uint8 [height, width, 3]."""
+        picture = np.full((height, width, 3), 110, np.uint8)
+        for (x, y, speed_x, speed_y), colour in zip(self._objects, COLOURS, strict=True):
+            left = int(abs((x + speed_x * now / 7) % 2 - 1) * 0.8 * width)
+            top = int(abs((y + speed_y * now / 9) % 2 - 1) * 0.8 * height)
+            cv2.rectangle(picture, (left, top), (left + width // 5, top + height // 5), colour, -1)
+        return picture
+
+
+def raw_message(picture: Rgb) -> Image:
+    """An rgb8 message of a picture, without a header."""
+    message = Image(height=picture.shape[0], width=picture.shape[1], encoding="rgb8", step=3 * picture.shape[1])
+    message.data.frombytes(picture.tobytes())
+    return message
+
+
 class SoakCamera:
     """Publishes one camera's pictures when they are due. Used by one thread."""
 
@@ -46,9 +70,7 @@ class SoakCamera:
         """Size of the pictures, against the plan's."""
         self.quiet_until = 0.0
         self._node = node
-        self._random = np.random.default_rng(seed)
-        self._objects = self._random.uniform(0.1, 0.9, (len(COLOURS), 4))
-        """Place and speed of each thing, in shares of the picture."""
+        self._room = Room(seed)
         self._due = 0.0
         self._reliable = True
         self._publisher: Any = None
@@ -79,7 +101,8 @@ class SoakCamera:
 
     def publish(self, now: float, damage: Damage | None = None) -> None:
         """Publish one frame, damaged if wanted."""
-        message = self._message(self._picture(now))
+        size = round(self.plan.width * self.scale), round(self.plan.height * self.scale)
+        message = self._message(self._room.picture(now, *size))
         message.header.stamp = to_stamp(now + self.offset)
         message.header.frame_id = f"{self.plan.name}_optical_frame"
         if damage is not None:
@@ -87,21 +110,9 @@ class SoakCamera:
         self._publisher.publish(message)
         self.published += 1
 
-    def _picture(self, now: float) -> Rgb:
-        """A grey room with a few coloured things that move."""
-        width, height = round(self.plan.width * self.scale), round(self.plan.height * self.scale)
-        picture = np.full((height, width, 3), 110, np.uint8)
-        for (x, y, speed_x, speed_y), colour in zip(self._objects, COLOURS, strict=True):
-            left = int(abs((x + speed_x * now / 7) % 2 - 1) * 0.8 * width)
-            top = int(abs((y + speed_y * now / 9) % 2 - 1) * 0.8 * height)
-            cv2.rectangle(picture, (left, top), (left + width // 5, top + height // 5), colour, -1)
-        return picture
-
     def _message(self, picture: Rgb) -> Any:
         if self.plan.compressed:
             message = CompressedImage(format="rgb8; jpeg compressed bgr8")
             message.data.frombytes(cv2.imencode(".jpg", picture[..., ::-1])[1].tobytes())
             return message
-        message = Image(height=picture.shape[0], width=picture.shape[1], encoding="rgb8", step=3 * picture.shape[1])
-        message.data.frombytes(picture.tobytes())
-        return message
+        return raw_message(picture)

@@ -16,6 +16,7 @@ from ros_kvstream.evaluation import node_benchmark
 pytest.importorskip("rclpy", reason="needs ROS 2")
 pytest.importorskip("ros_kvstream.srv", reason="needs the built interfaces")
 
+from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, PARTS, Meter, frame_cost  # noqa: E402
 from ros_kvstream.evaluation.node_timing import processor_shares, spread  # noqa: E402
 from ros_kvstream.node.worker import THREAD_NAME  # noqa: E402
 
@@ -42,9 +43,27 @@ def test_frames_answers_and_processor_time_of_a_running_node_are_told(
     assert row["answer_ms"]["n"] > 0 and row["answer_ms"]["p50"] > 0
     assert {"queue", "sequence_gap"} <= set(row["dropped"])
     assert row["cpu"]["worker"] > 0 and row["cpu"]["others"] > 0
+    own = sum(report["frame_cost"][part] for part in OUTSIDE_MODEL) * row["taken_per_second"] / 10.0
+    assert row["cpu"]["outside_model_per_camera"] == pytest.approx(row["cpu"]["others"] + own)
     console = Console(record=True, width=160)
     node_benchmark.show(report, console)
     assert "answer" in console.export_text()
+
+
+def test_the_cost_of_a_frame_adds_up_part_by_part(tmp_path: Path) -> None:
+    from support.model_folder import save_random_model
+
+    cost = frame_cost(5, 30.0, str(save_random_model(tmp_path / "model")), 1.0)
+    assert set(cost) == {*PARTS, "kept"} and 0 < cost["kept"] <= 1
+    assert all(cost[part] > 0 for part in ("conversion", "gate", "resize", "vision tower", "prefill", "the rest"))
+
+
+def test_a_call_inside_another_counts_for_itself_alone() -> None:
+    meter = Meter()
+    inner = meter.wrap("inner", lambda: sum(range(300_000)))
+    outer = meter.wrap("outer", lambda: [inner(), inner()])
+    outer()
+    assert meter.seconds["inner"] > 20 * meter.seconds["outer"]
 
 
 @pytest.mark.parametrize("bad", [{"cameras": [0]}, {"seconds": 0.0}, {"rate": float("nan")}])
