@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
 
 from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
+
+if TYPE_CHECKING:
+    from ros_kvstream.evaluation.soak_cameras import Scene
+    from ros_kvstream.vision.small_frame import Bytes as Rgb
 
 PARTS = ("conversion", "gate", "resize", "vision tower", "prefill", "compaction", "the rest")
 OUTSIDE_MODEL = ("conversion", "gate", "compaction", "the rest")
@@ -38,7 +45,28 @@ class Meter:
         return timed
 
 
-def frame_cost(frames: int, rate: float, model: str, budget_mib: float) -> dict[str, float]:
+class Recording:
+    """A recording's pictures one after the other, ``rate`` a second, over and over, in the size that is asked for."""
+
+    def __init__(self, path: Path, rate: float, most: int = 200) -> None:
+        """Read at most ``most`` pictures of the only image topic of a bag; raises BagError where there is none."""
+        from ros_kvstream.evaluation.thinning_benchmark import bag_stream
+
+        self._pictures = [picture for picture, _ in bag_stream(path, most)]
+        self._rate = rate
+        self._sized: dict[tuple[int, int, int], Rgb] = {}
+
+    def picture(self, now: float, width: int, height: int) -> Rgb:
+        """The picture at a time in seconds, RGB uint8 [height, width, 3]; the same array each time it comes."""
+        key = int(now * self._rate) % len(self._pictures), width, height
+        if key not in self._sized:
+            self._sized[key] = cv2.resize(self._pictures[key[0]], (width, height), interpolation=cv2.INTER_AREA)
+        return self._sized[key]
+
+
+def frame_cost(
+    frames: int, rate: float, model: str, budget_mib: float, scene: Scene | None = None
+) -> dict[str, float]:
     """Shares of one core under a camera of ``rate`` frames a second, by PARTS, and "kept", the share of frames kept.
 
     Shows a memory raw messages of 640 x 480 pixels, ``rate`` a second by their stamps, as the node's worker does.
@@ -52,7 +80,7 @@ def frame_cost(frames: int, rate: float, model: str, budget_mib: float) -> dict[
     torch.set_num_threads(1)
     memory = MemorySettings(budget_mib=budget_mib, max_question_tokens=32, max_answer_tokens=16)
     stream = VideoMemory(StreamSettings(ModelSettings(path=model, device="cpu"), memory))
-    meter, kept, room = Meter(), 0, Room(0)
+    meter, kept, seen = Meter(), 0, scene or Room(0)
     for owner, method, part in (
         (stream.thinner, "decide", "gate"), (stream.model, "_patches", "resize"),
         (stream.model, "encode_grids", "vision tower"), (stream.model, "forward", "prefill"),
@@ -65,7 +93,7 @@ def frame_cost(frames: int, rate: float, model: str, budget_mib: float) -> dict[
         if number == WARM_UP_FRAMES:
             meter.seconds.clear()
             kept = 0
-        kept += observe(convert(raw_message(room.picture(number / rate, WIDTH, HEIGHT))), number / rate).kept
+        kept += observe(convert(raw_message(seen.picture(number / rate, WIDTH, HEIGHT))), number / rate).kept
     stream.close()
     shares = {part: meter.seconds.get(part, 0.0) * rate / frames for part in PARTS}
     return {**shares, "kept": kept / frames}

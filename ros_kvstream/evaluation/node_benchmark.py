@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cameras", type=int, nargs="+", default=list(CAMERAS), help="numbers of cameras (1 2 4)")
     parser.add_argument("--seconds", type=float, default=30.0, help="measured time of each, seconds (%(default)s)")
     parser.add_argument("--rate", type=float, default=30.0, help="frames per second of a camera (%(default)s)")
+    parser.add_argument("--bag", type=Path, default=None,
+                        help="recording whose pictures the cameras show (none: a drawn room)")  # fmt: skip
     parser.add_argument("--transport", choices=("pictures", "stock"), default="pictures",
                         help="Fast DDS as in config/fastdds_images.xml, or as it comes (%(default)s)")  # fmt: skip
     parser.add_argument("--model", default="tiny", help="tiny, or a folder or hub id (%(default)s)")
@@ -46,16 +48,17 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     profiles = fastdds_profiles() if options.transport == "pictures" else None
     if profiles is not None:
         os.environ.setdefault(PROFILES, str(profiles))  # read when this process and the node's join DDS
-    from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, frame_cost
+    from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, Recording, frame_cost
     from ros_kvstream.evaluation.node_timing import Load, measure
 
+    scene = Recording(options.bag, options.rate) if options.bag is not None else None
     with console.status("The worker's way of a frame, part by part"):
-        cost = frame_cost(COSTED_FRAMES, options.rate, options.model, options.budget_mib)
+        cost = frame_cost(COSTED_FRAMES, options.rate, options.model, options.budget_mib, scene)
     outside = sum(cost[part] for part in OUTSIDE_MODEL) / options.rate
     rows = {}
     with tempfile.TemporaryDirectory() as logs:
         for count in options.cameras:
-            load = Load(count, options.seconds, options.rate, options.model, options.budget_mib)
+            load = Load(count, options.seconds, options.rate, options.model, options.budget_mib, scene)
             domain = free_domain()
             with ProcessGroup(Path(logs) / str(count), ros_environment(domain)) as processes, \
                     console.status(f"The node under {count} cameras, {options.seconds:g} s"):
@@ -72,20 +75,24 @@ def fastdds_profiles() -> Path | None:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print the report for people."""
-    table = Table(title="The node under 640 x 480 cameras; times in ms, p50 / p95; shares of one core")
-    for name in ("cameras", "age", "answer", "taken / s", "dropped", "worker", "not model", "others", "a camera"):
-        table.add_column(name, justify="right")
+    times = Table(title="The node under 640 x 480 cameras; ms, p50 / p95")
+    shares = Table(title="Processor time, % of one core")
+    for name in ("cameras", "frame age", "answer", "frames taken a second", "dropped"):
+        times.add_column(name, justify="right", no_wrap=True)
+    for name in ("cameras", "worker", "of it not model", "other threads", "not model, a camera"):
+        shares.add_column(name, justify="right", no_wrap=True)
     for count, row in report["cameras"].items():
         age, answer, cpu = row["age_ms"], row["answer_ms"], row["cpu"]
-        shares = [cpu[name] for name in ("worker", "worker_outside_model", "others", "outside_model_per_camera")]
-        table.add_row(
+        times.add_row(
             count, f"{age['p50']:.0f} / {age['p95']:.0f}", f"{answer['p50']:.0f} / {answer['p95']:.0f}",
             f"{row['taken_per_second']:.1f} of {row['published_per_second']:.1f}",
             ", ".join(f"{cause} {number}" for cause, number in row["dropped"].items() if number) or "none",
-            *(f"{100 * share:.0f} %" for share in shares),
         )  # fmt: skip
-    console.print(table)
-    console.print("age: of the newest remembered frame, from its stamp. worker: the thread that converts frames and")
-    console.print("runs gate and model. others: all threads beside it. a camera: others, worker without model.")
-    parts = ", ".join(f"{part} {100 * share:.1f} %" for part, share in report["frame_cost"].items() if part != "kept")
-    console.print(f"The worker under one camera, all frames taken, shares of a core: {parts}")
+        parts = [cpu[name] for name in ("worker", "worker_outside_model", "others", "outside_model_per_camera")]
+        shares.add_row(count, *(f"{100 * share:.1f}" for share in parts))
+    console.print(times)
+    console.print(shares)
+    console.print("Frame age: of the newest remembered frame, from its stamp. Worker: the thread that")
+    console.print("converts frames and runs gate and model. Its parts under one camera, % of a core:")
+    parts = [f"{part} {100 * share:.1f}" for part, share in report["frame_cost"].items() if part != "kept"]
+    console.print(", ".join(parts))

@@ -16,7 +16,7 @@ import psutil
 
 from ros_kvstream.evaluation.node_client import NodeClient
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup
-from ros_kvstream.evaluation.soak_cameras import CameraPlan, SoakCamera
+from ros_kvstream.evaluation.soak_cameras import CameraPlan, Scene, SoakCamera
 from ros_kvstream.msg import KvStats
 from ros_kvstream.node.worker import THREAD_NAME
 
@@ -39,6 +39,8 @@ class Load:
     """Frames per second of a camera."""
     model: str = "tiny"
     budget_mib: float = 1.0
+    scene: Scene | None = None
+    """What the cameras see; None for a room of their own each."""
 
     @property
     def plans(self) -> list[CameraPlan]:
@@ -61,13 +63,13 @@ class Load:
 class LoadClient(NodeClient):
     """A NodeClient with cameras, which notes every age and every answer's time. Methods are called from one thread."""
 
-    def __init__(self, domain: int, plans: Sequence[CameraPlan]) -> None:
+    def __init__(self, domain: int, plans: Sequence[CameraPlan], scene: Scene | None = None) -> None:
         self.ages: list[float] = []
         """Age of each newest remembered frame when the memory had it, ms."""
         self.answers: list[float] = []
         """From the call of ~/query until its response is here, ms."""
         super().__init__(domain)
-        self.cameras = [SoakCamera(self._node, plan, number) for number, plan in enumerate(plans)]
+        self.cameras = [SoakCamera(self._node, plan, number, scene) for number, plan in enumerate(plans)]
         self._question: Future[Any] | None = None
         self._next_question = 0.0
 
@@ -145,7 +147,7 @@ def measure(load: Load, domain: int, processes: ProcessGroup, outside_model: flo
 
     :param outside_model: the worker's processor seconds a frame that are not the model's.
     """
-    with LoadClient(domain, load.plans) as client:
+    with LoadClient(domain, load.plans, load.scene) as client:
         process = processes.start("kvstream_node", load.command())
         client.wait_for_cameras(process)
         client.play(WARM_UP_SECONDS, process)

@@ -228,9 +228,10 @@ class Soak:
             raise KvStreamError(f"{what}: {reason}")
 
     def growth(self) -> float:
-        """How much larger the process was in the last tenth of the time than right after the warm-up, as a share."""
+        """How much larger the process was at the end of the time than right after the warm-up, as a share of it."""
         warm = min(WARM_UP_SHARE * self.passed, MOST_WARM_UP)
-        length = 0.1 * self.passed
+        # A round of faults changes the process's size for a while: both spans hold a whole one where there is time.
+        length = min(max(0.1 * self.passed, FAULT_SECONDS * len(self.faults)), 0.3 * self.passed)
         early = [size for at, size in self.process_bytes if warm <= at < warm + length]
         late = [size for at, size in self.process_bytes if at >= self.passed - length]
         return statistics.median(late) / statistics.median(early) - 1.0 if early and late else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -34,6 +34,14 @@ class CameraPlan:
     height: int
 
 
+class Scene(Protocol):
+    """What a camera sees."""
+
+    def picture(self, now: float, width: int, height: int) -> Rgb:
+        """What it shows at a time in seconds, RGB uint8 [height, width, 3]."""
+        ...
+
+
 class Room:
     """A grey room with a few coloured things that move."""
 
@@ -61,7 +69,8 @@ def raw_message(picture: Rgb) -> Image:
 class SoakCamera:
     """Publishes one camera's pictures when they are due. Used by one thread."""
 
-    def __init__(self, node: Node, plan: CameraPlan, seed: int) -> None:
+    def __init__(self, node: Node, plan: CameraPlan, seed: int, scene: Scene | None = None) -> None:
+        """:param seed: of the room that it sees, unless a scene is given."""
         self.plan = plan
         self.published = 0
         self.offset = 0.0
@@ -70,7 +79,7 @@ class SoakCamera:
         """Size of the pictures, against the plan's."""
         self.quiet_until = 0.0
         self._node = node
-        self._room = Room(seed)
+        self._scene = scene or Room(seed)
         self._due = 0.0
         self._reliable = True
         self._publisher: Any = None
@@ -102,7 +111,7 @@ class SoakCamera:
     def publish(self, now: float, damage: Damage | None = None) -> None:
         """Publish one frame, damaged if wanted."""
         size = round(self.plan.width * self.scale), round(self.plan.height * self.scale)
-        message = self._message(self._room.picture(now, *size))
+        message = self._message(self._scene.picture(now, *size))
         message.header.stamp = to_stamp(now + self.offset)
         message.header.frame_id = f"{self.plan.name}_optical_frame"
         if damage is not None:

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from ros_kvstream.evaluation import node_benchmark
 pytest.importorskip("rclpy", reason="needs ROS 2")
 pytest.importorskip("ros_kvstream.srv", reason="needs the built interfaces")
 
-from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, PARTS, Meter, frame_cost  # noqa: E402
+from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, PARTS, Meter, Recording, frame_cost  # noqa: E402
 from ros_kvstream.evaluation.node_timing import processor_shares, spread  # noqa: E402
 from ros_kvstream.node.worker import THREAD_NAME  # noqa: E402
 
@@ -56,6 +57,14 @@ def test_the_cost_of_a_frame_adds_up_part_by_part(tmp_path: Path) -> None:
     cost = frame_cost(5, 30.0, str(save_random_model(tmp_path / "model")), 1.0)
     assert set(cost) == {*PARTS, "kept"} and 0 < cost["kept"] <= 1
     assert all(cost[part] > 0 for part in ("conversion", "gate", "resize", "vision tower", "prefill", "the rest"))
+
+
+def test_a_recordings_pictures_come_in_the_size_asked_for_over_and_over() -> None:
+    scene = Recording(Path(__file__).parents[1] / "data" / "yard", 10.0, most=3)
+    first, second = scene.picture(0.0, 64, 48), scene.picture(0.1, 64, 48)
+    assert first.shape == (48, 64, 3) and first.dtype == np.uint8 and (first != second).any()
+    assert scene.picture(0.35, 64, 48) is first
+    assert scene.picture(0.0, 32, 24).shape == (24, 32, 3)
 
 
 def test_a_call_inside_another_counts_for_itself_alone() -> None:

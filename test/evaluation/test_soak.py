@@ -76,6 +76,21 @@ def test_what_did_not_hold_is_told() -> None:
         soak.show(found, Console(quiet=True))
 
 
+@pytest.mark.parametrize("seconds", [60, 240, 1200])
+@pytest.mark.parametrize(("leak", "found"), [(0.0, False), (0.1, True)])
+def test_a_leak_is_told_from_what_a_round_of_faults_does_to_the_process(seconds: int, leak: float, found: bool) -> None:
+    faults = all_faults()
+    round_seconds = int(soak.FAULT_SECONDS * len(faults))
+
+    def size(at: float) -> int:
+        large = seconds >= 240 and at % round_seconds < 0.3 * round_seconds  # such as larger pictures
+        return round(5e8 * (1 + leak * at / seconds + 0.08 * large))
+
+    sizes = [(at / 2, size(at / 2)) for at in range(2 * seconds)]
+    ran: Any = SimpleNamespace(passed=float(seconds), faults=faults, process_bytes=sizes)
+    assert (soak.Soak.growth(ran) > soak.GROWTH_LIMIT) == found
+
+
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
 def test_an_impossible_length_is_refused(minutes: float, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--minutes"):
