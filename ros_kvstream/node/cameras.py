@@ -8,15 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEventCallbacks
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
 from rclpy.qos_overriding_options import QoSOverridingOptions, QoSPolicyKind
 
+from ros_kvstream.errors import KvStreamError
 from ros_kvstream.node.accounting import FrameAccount, SequenceTracker
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import image_type, to_seconds
 from ros_kvstream.node.meters import Meters
 from ros_kvstream.node.parameters import CameraSettings
+from ros_kvstream.node.security import security_hint, security_is_on
 
 _OVERRIDABLE = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
 _SUFFIX = "/compressed"
@@ -27,7 +30,7 @@ class CameraSubscription:
 
     def __init__(self, node: Node, camera: CameraSettings, account: FrameAccount,
                  store: Callable[[QueuedFrame], None], meters: Meters) -> None:
-        """Subscribe with sensor-data QoS (overridable by qos_overrides.<topic>.subscription.*).
+        """Subscribe with sensor-data QoS (overridable by qos_overrides.<topic>.subscription.*), or raise KvStreamError.
 
         :param store: takes each arrived frame and must not block; :param meters: told how long each callback took.
         """
@@ -45,10 +48,14 @@ class CameraSubscription:
         self._qos = QoSProfile(depth=qos_profile_sensor_data.depth, history=qos_profile_sensor_data.history,
                                reliability=qos_profile_sensor_data.reliability,
                                durability=qos_profile_sensor_data.durability)
-        self._subscription = node.create_subscription(
-            image_type(camera.transport), self.topic, self._arrived, self._qos,
-            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._incompatible, matched=self._matched),
-            qos_overriding_options=QoSOverridingOptions(_OVERRIDABLE))
+        try:
+            self._subscription = node.create_subscription(
+                image_type(camera.transport), self.topic, self._arrived, self._qos,
+                event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._incompatible, matched=self._matched),
+                qos_overriding_options=QoSOverridingOptions(_OVERRIDABLE))
+        except rclpy_implementation.RCLError as error:
+            raise KvStreamError(f"camera '{camera.name}' cannot subscribe {self.topic}: {error}.{security_hint(error)}"
+                                ) from error
 
     def _arrived(self, message: Any, info: dict[str, Any]) -> None:
         """Store; everything else is the worker's business."""
@@ -111,8 +118,9 @@ class CameraSubscription:
                     f"choose another topic.{_similar(self.topic, found)}")
         if publishers:
             return f"{self.topic} has {publishers} publisher(s) but no image comes.{_similar(self.topic, found)}"
+        unseen = "Security is on: publishers without an enclave of this keystore are not seen."
         return (f"nobody publishes {self.topic} ({wanted}); remap 'image' or set "
-                f"{self.camera.name}.topic.{_similar(self.topic, found)}")
+                f"{self.camera.name}.topic.{_similar(self.topic, found)}{f' {unseen}' if security_is_on() else ''}")
 
     def destroy(self) -> None:
         """End the subscription."""

@@ -12,6 +12,7 @@ from rclpy.impl.implementation_singleton import rclpy_implementation
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.lifecycle_node import KvStreamNode
+from ros_kvstream.node.security import security_hint
 
 BAD_PARAMETER = 2
 """Exit status for a parameter value that is refused at start."""
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except rclpy_implementation.RCLError as error:
         if begun and not rclpy.ok():  # told to end while the node was being made
             return 0
-        return _ended(f"ROS 2 does not start: {error}", NO_MIDDLEWARE)
+        return _ended(f"ROS 2 does not start: {error}.{security_hint(error)}", NO_MIDDLEWARE)
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:

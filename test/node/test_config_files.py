@@ -118,11 +118,11 @@ def test_the_view_shows_the_kept_tokens_and_the_camera_with_a_quality_of_service
 # -- SROS 2 -----------------------------------------------------------------------------------------------------------
 
 
-def granted(kind: str, way: str) -> set[str]:
-    """Full names that the security policy grants to the node."""
+def granted(kind: str, way: str, namespace: str = "") -> set[str]:
+    """Full names that the security policy grants to the node, with its ns changed to a namespace."""
     entries = ElementTree.parse(CONFIG / "kvstream.policy.xml").getroot().iter(kind)
     names = [entry.text or "" for group in entries if group.get(way) == "ALLOW" for entry in group]
-    return {name.replace("~", "/kvstream") if name.startswith("~") else f"/{name}" for name in names}
+    return {name if name.startswith("/") else f"{namespace}/{name.replace('~', 'kvstream')}" for name in names}
 
 
 def test_the_security_policy_grants_what_a_running_node_has(node: RunningNode) -> None:
@@ -133,3 +133,9 @@ def test_the_security_policy_grants_what_a_running_node_has(node: RunningNode) -
     assert services - action == granted("services", "reply")
     assert topics - action == granted("topics", "publish")
     assert granted("topics", "subscribe") == {"/image", "/clock"}
+
+
+def test_in_another_namespace_the_policy_still_grants_the_topics_that_are_in_none() -> None:
+    names = granted("topics", "publish", "/robot") | granted("topics", "subscribe", "/robot")
+    assert {name for name in names if not name.startswith("/robot/")} == {
+        "/clock", "/diagnostics", "/parameter_events", "/rosout"}

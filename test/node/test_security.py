@@ -9,16 +9,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
 import rclpy
+from lifecycle_msgs.msg import Transition
 from rclpy.impl.implementation_singleton import rclpy_implementation
+from rosgraph_msgs.msg import Clock
 from support.running_node import image, own_domain, picture, running_node
 
+from ros_kvstream.errors import KvStreamError
+from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.main import NO_MIDDLEWARE
+from ros_kvstream.node.messages import to_stamp
+from ros_kvstream.node.parameters import CameraSettings
+from ros_kvstream.node.security import security_hint
 
 POLICY = Path(__file__).parents[2] / "config" / "kvstream.policy.xml"
 CLIENT = """
@@ -37,8 +46,16 @@ def demanded(keystore: Path, enclave: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def keystore(tmp_path: Path) -> Path:
+def domain() -> Iterator[int]:
+    """The domain that the keystore is for: certificates and permissions hold in one alone."""
+    with own_domain() as domain:
+        yield domain
+
+
+@pytest.fixture
+def keystore(tmp_path: Path, domain: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A keystore with what the policy grants to the node, and with a client that may do anything."""
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
     try:
         from sros2.api import _artifact_generation as artifacts
         from sros2.keystore import create_keystore
@@ -61,19 +78,18 @@ def start(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
                               env={**os.environ, "ROS_DOMAIN_ID": str(domain), **environment})
 
 
-def skip_without_security() -> None:
+def skip_without_security(domain: int) -> None:
     """Skip where the middleware cannot do what this process's environment now demands."""
     context = rclpy.Context()
-    with own_domain() as domain:
-        rclpy.init(context=context, domain_id=domain)
-        try:
-            rclpy.create_node("test_client", context=context).destroy_node()
-        except rclpy_implementation.RCLError as error:
-            if WITHOUT not in str(error):
-                raise
-            pytest.skip("the middleware here was built without security")
-        finally:
-            rclpy.shutdown(context=context)
+    rclpy.init(context=context, domain_id=domain)
+    try:
+        rclpy.create_node("test_client", context=context).destroy_node()
+    except rclpy_implementation.RCLError as error:
+        if WITHOUT not in str(error):
+            raise
+        pytest.skip("the middleware here was built without security")
+    finally:
+        rclpy.shutdown(context=context)
 
 
 def test_where_security_is_demanded_and_there_is_no_keystore_the_node_does_not_run(tmp_path: Path) -> None:
@@ -98,13 +114,72 @@ def test_the_keystore_tools_take_the_policy(keystore: Path) -> None:
         assert f"<topic>{topic}</topic>" in granted
 
 
-def test_the_node_runs_with_security_on(
-        keystore: Path, tmp_path: Path, random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def secured(keystore: Path, domain: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The keystore, with this process a client that may do anything; skips where the middleware has no security."""
     for name, value in demanded(keystore, "/test_client").items():
         monkeypatch.setenv(name, value)
-    skip_without_security()
-    with running_node(tmp_path, {"model": random_model}, environment=demanded(keystore, "/kvstream")) as node:
+    skip_without_security(domain)
+    return keystore
+
+
+def test_the_node_does_all_it_has_to_with_security_on(
+        secured: Path, domain: int, tmp_path: Path, random_model: Path) -> None:
+    (tmp_path / "memories").mkdir()
+    parameters = {"model": random_model, "memory.directory": tmp_path / "memories", "use_sim_time": True}
+    with running_node(tmp_path, parameters, environment=demanded(secured, "/kvstream"), held_domain=domain) as node:
         node.until_active()
-        node.camera("/image").publish(image(picture(1), 5.0))
+        node.camera("/clock", Clock).publish(Clock(clock=to_stamp(9.0)))
+        node.camera("/image").publish(image(picture(1), 0.0))  # it takes the time of its arrival, by the clock
         node.until_stats(lambda stats: stats.frames_remembered == 1)
-        assert node.ask("what is there ?", max_new_tokens=1).success
+        answer = node.ask("what is there ?", max_new_tokens=1)
+        assert answer.success and answer.evidence[0].stamp.sec == 9
+        goal, feedback = node.ask_action("what is there ?", max_new_tokens=1)
+        assert node.result(goal)[1].success
+        node.until(lambda: feedback and node.answers and node.tokens, "feedback, an answer and a token on their topics")
+        assert node.save("one").success and node.clear().success and node.load("one").frames == 1
+        assert node.set_parameter("memory.budget_mib", 7.0) == ""
+        for transition in (Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP,
+                           Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE):
+            assert node.change(transition)
+        assert node.interrupt() == 0 and "not found in allow rule" not in node.output()
+
+
+def test_a_camera_that_the_policy_does_not_grant_is_refused_in_words(
+        secured: Path, domain: int, tmp_path: Path, random_model: Path) -> None:
+    with running_node(tmp_path, {"model": random_model}, "-r", "image:=/other/image",
+                      environment=demanded(secured, "/kvstream"), held_domain=domain) as node:
+        said = node.until_status("state", lambda status: "activate failed" in status.message).message
+        assert "camera 'camera' cannot subscribe /other/image" in said and "policy must grant" in said
+        assert node.lifecycle_state() == "inactive" and node.interrupt() == 0
+
+
+def test_a_keystore_of_another_domain_is_refused_in_words(secured: Path) -> None:
+    done = start(demanded(secured, "/kvstream"))
+    assert done.returncode == NO_MIDDLEWARE and "made for this ROS_DOMAIN_ID" in done.stdout + done.stderr
+
+
+def test_the_hint_at_security_is_given_only_where_it_can_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = rclpy_implementation.RCLError("could not create data writer")
+    monkeypatch.delenv("ROS_SECURITY_ENABLE", raising=False)
+    assert security_hint(refused) == ""
+    monkeypatch.setenv("ROS_SECURITY_ENABLE", "true")
+    assert "config/kvstream.policy.xml" in security_hint(refused)
+    assert security_hint(rclpy_implementation.RCLError(f"This Fast DDS version {WITHOUT}")) == ""
+
+
+def test_a_refused_subscription_names_the_camera_and_its_topic() -> None:
+    node = Mock()
+    node.resolve_topic_name.side_effect = lambda name: f"/{name}"
+    node.create_subscription.side_effect = rclpy_implementation.RCLError("invalid allocator")
+    with pytest.raises(KvStreamError, match="camera 'front' cannot subscribe /front/image: invalid allocator"):
+        CameraSubscription(node, CameraSettings("front", "front/image", "raw"), Mock(), Mock(), Mock())
+
+
+def test_with_security_on_a_silent_camera_tells_which_publishers_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_SECURITY_ENABLE", "true")
+    node = Mock()
+    node.resolve_topic_name.return_value = "/image"
+    node.get_topic_names_and_types.return_value, node.count_publishers.return_value = [], 0
+    camera = CameraSubscription(node, CameraSettings("camera", "image", "raw"), Mock(), Mock(), Mock())
+    assert "without an enclave of this keystore are not seen" in camera.why_silent()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -241,15 +241,15 @@ class RunningNode:
 
 @contextmanager
 def running_node(folder: Path, parameters: dict[str, Any] | None = None, *arguments: str,
-                 environment: dict[str, str] | None = None) -> Iterator[RunningNode]:
+                 environment: dict[str, str] | None = None, held_domain: int | None = None) -> Iterator[RunningNode]:
     """Run a node process in a domain of its own; both ends are gone afterwards, whatever happens.
 
     :param folder: for the log; :param parameters: node parameters over SMALL; :param arguments: further ROS arguments;
-    :param environment: variables of the node's process alone.
+    :param environment: variables of the node's process alone; :param held_domain: a domain that the caller holds.
     """
     given = [part for name, value in {**SMALL, **(parameters or {})}.items() for part in ("-p", f"{name}:={value}")]
     log = folder / "node.log"
-    with own_domain() as domain:
+    with own_domain() if held_domain is None else nullcontext(held_domain) as domain:
         variables = {**os.environ, "ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
                      "OMP_NUM_THREADS": "1", "ROS_LOG_DIR": str(folder), "PYTHONUNBUFFERED": "1", **(environment or {})}
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
