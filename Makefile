@@ -35,7 +35,7 @@ export AMENT_PREFIX_PATH := $(CURDIR)/$(VENV)
 export ROS_AUTOMATIC_DISCOVERY_RANGE := LOCALHOST
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-oldest lint train findings clean
+.PHONY: help env demo test test-oldest test-gpu lint train findings clean
 
 help: ## this list
 	@echo "make targets:"
@@ -52,6 +52,10 @@ test: lint ## style, types and all tests
 
 test-oldest: $(PACKAGE_STAMP) ## the models' tests with the oldest transformers that is supported
 	PIP_ARGS="$(PIP_ARGS)" tools/test_oldest.sh $(BIN)/python $(PYTEST_ARGS)
+
+test-gpu: $(PACKAGE_STAMP) ## the memory on a CUDA device, beside the same on the CPU, and what it takes there
+	$(BIN)/python -m pytest -m gpu test/test_gpu.py $(PYTEST_ARGS)
+	$(BIN)/kvstream benchmark ingest --device cuda
 
 lint: $(PACKAGE_STAMP) ## style and types alone
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+MIB = 1 << 20
 LAYERS, BLOCKS = 36, 32
 """Of the whole model; what is measured on fewer is scaled up."""
 GRIDS_PER_COMPACTION = 8
@@ -50,6 +51,9 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         compaction = compaction_ms(options.dtype)
     with console.status("Time to first token against frames seen"):
         first_token, full_from = time_to_first_token([count for count in TTFT_FRAMES if count <= options.frames])
+    steps = {"vision": vision} | {
+        f"{name} at {slots}": pair[name] for name in ("prefill", "decode") for slots, pair in language.items()
+    }
     full = language[shape.slots[-1]]["prefill"]
     whole = [
         vision_ms * BLOCKS / shape.blocks + prefill_ms * LAYERS / shape.layers + cut_ms / GRIDS_PER_COMPACTION
@@ -71,10 +75,11 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "ttft_spread_when_full": spread_when_full(first_token, full_from),
         "ttft_full_from_frames": full_from,
         "ms": {
-            "vision": [vision.plain_ms, vision.ours_ms],
-            **{f"{name} at {slots}": [pair[name].plain_ms, pair[name].ours_ms]
-               for name in ("prefill", "decode") for slots, pair in language.items()},
+            **{name: [pair.plain_ms, pair.ours_ms] for name, pair in steps.items()},
             "ingest of a frame, scaled up": whole,
+        },
+        "peak_mib": {
+            name: [pair.plain_bytes / MIB, pair.ours_bytes / MIB] for name, pair in steps.items()
         },
     }  # fmt: skip
 
@@ -152,6 +157,9 @@ def show(report: dict[str, Any], console: Console) -> None:
         table.add_row(name, f"{plain:.1f}", f"{ours:.1f}", f"{plain / ours:.2f}")
     table.add_row("compaction", "", "", f"{report['compaction']:.2f}")
     console.print(table)
+    peaks = report["peak_mib"]
+    console.print("Most memory beyond what was there before, MiB, plain / ours: " + ", ".join(
+        f"{name} {peaks[name][0]:.1f} / {peaks[name][1]:.1f}" for name in peaks))
     console.print("With memory.frames_per_grid = 2 one of our grids holds two frames: "
                   f"{report['ingest_two_frames_a_grid']:.2f} of the plain path's frames in the same time")
     floors = Table(title="Our time over the least that this machine could take")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
+from ros_kvstream.evaluation.device_clock import milliseconds
 from ros_kvstream.evaluation.ingest_timing import FRAME_TOKENS, SIDE_PATCHES, IngestShape
 
 MATRIX_SIDE = 2048
@@ -16,11 +15,8 @@ def _best_seconds(device: str, repeats: int, work: torch.Tensor, matrix: bool) -
     best = float("inf")
     out = torch.empty_like(work)
     for _ in range(repeats):
-        started = time.perf_counter()
-        torch.matmul(work, work, out=out) if matrix else out.copy_(work)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - started)
+        taken = milliseconds(lambda: torch.matmul(work, work, out=out) if matrix else out.copy_(work), device)
+        best = min(best, taken / 1e3)
     return best
 
 

@@ -6,8 +6,6 @@ Both paths share one set of random weights: a stated number of the 36 language-m
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+from ros_kvstream.evaluation.device_clock import median_ms, peak_bytes
 from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.rotary import Rotary
@@ -52,6 +51,9 @@ class PairOfTimes:
     ours_ms: float
     difference: float = 0.0
     """Largest difference of the results, which are of the order of 1."""
+    plain_bytes: int = 0
+    """Most bytes of tensors beyond those that were there before."""
+    ours_bytes: int = 0
 
     @property
     def ratio(self) -> float:
@@ -92,18 +94,12 @@ def make_network(shape: IngestShape) -> Any:
         torch.set_default_dtype(default)
 
 
-def median_ms(paths: Sequence[Callable[[], object]], repeats: int, device: str) -> list[float]:
-    """Median milliseconds of each path, run turn about after one warm-up; CUDA work is waited for."""
-    times: list[list[float]] = [[] for _ in paths]
-    for round_number in range(repeats + 1):
-        for path, record in zip(paths, times, strict=True):
-            started = time.perf_counter()
-            path()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            if round_number:
-                record.append(1e3 * (time.perf_counter() - started))
-    return [statistics.median(record) for record in times]
+def measured(paths: Sequence[Callable[[], Tensor]], shape: IngestShape) -> PairOfTimes:
+    """Both paths turn about, the plain one first: times, largest difference of the results, peaks of memory."""
+    difference = (paths[0]() - paths[1]()).abs().max().item()
+    plain_ms, ours_ms = median_ms(paths, shape.repeats, shape.device)
+    plain_bytes, ours_bytes = (peak_bytes(path, shape.device) for path in paths)
+    return PairOfTimes(plain_ms, ours_ms, difference, plain_bytes, ours_bytes)
 
 
 class Ours:
@@ -184,9 +180,7 @@ def time_vision(network: Any, shape: IngestShape) -> PairOfTimes:
         lambda: library_tower(tower, [pixels], [(SIDE_PATCHES, SIDE_PATCHES)])[0],
         lambda: batched(pixels[None], SIDE_PATCHES, SIDE_PATCHES)[0],
     ]
-    difference = (paths[0]() - paths[1]()).abs().max().item()
-    plain_ms, ours_ms = median_ms(paths, shape.repeats, shape.device)
-    return PairOfTimes(plain_ms, ours_ms, difference)
+    return measured(paths, shape)
 
 
 @torch.inference_mode()
@@ -199,7 +193,5 @@ def time_language(network: Any, shape: IngestShape, slots: int) -> dict[str, Pai
     for name, tokens in (("prefill", FRAME_TOKENS), ("decode", 1)):
         embeddings = torch.randn(tokens, 2048, device=shape.device, dtype=shape.dtype)
         paths = [partial(plain.append, embeddings, frame), partial(ours.append, embeddings, frame)]
-        difference = (paths[0]() - paths[1]()).abs().max().item()
-        plain_ms, ours_ms = median_ms(paths, shape.repeats, shape.device)
-        times[name] = PairOfTimes(plain_ms, ours_ms, difference)
+        times[name] = measured(paths, shape)
     return times
