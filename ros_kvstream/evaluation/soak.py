@@ -36,6 +36,8 @@ RECOVERY_SECONDS = 30.0
 """Within which the node must take frames again after a fault."""
 WARM_UP_SHARE, MOST_WARM_UP = 0.4, 120.0
 """Share of the time, and seconds at most, after which the process must not grow any more."""
+METER_SECONDS = 60.0
+"""Span over which the node's own meters look back."""
 GROWTH_LIMIT = 0.02
 QUESTIONS = ("what is there?", "what was there before?", "which colours are there?", "what has changed?")
 
@@ -98,7 +100,7 @@ class Soak:
         self.process_bytes: list[tuple[float, int]] = []
         self.peak_bytes = 0
         self.executor: dict[str, dict[str, float]] = {}
-        """Milliseconds by what was measured: the newest p50 and p95, and the maximum of the whole time."""
+        """Milliseconds of a running node, by what was measured: the newest p50 and p95, the maximum of all the time."""
         self._settings = settings
         self._client = client
         self._process = process
@@ -157,6 +159,8 @@ class Soak:
         time.sleep(0.01)
 
     def _note_executor(self) -> None:
+        if self.passed < min(METER_SECONDS, WARM_UP_SHARE * 60.0 * self._settings.minutes):
+            return  # the meters still hold what loading the model did to the executor
         for name in ("executor lateness ms", "image callback ms"):
             found = re.match(r"p50 ([\d.]+), p95 ([\d.]+), max ([\d.]+)", self._client.latency.get(name, ""))
             if found:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -240,3 +242,32 @@ def test_a_memory_that_cannot_be_made_is_reported_and_the_thread_ends() -> None:
     with pytest.raises(BudgetError, match="too small"):
         worker.start(make).result(LONG)
     assert worker.stop(LONG)
+
+
+def test_a_loaded_model_is_out_of_the_collectors_way_until_the_worker_ends() -> None:
+    before = gc.get_freeze_count()
+    setup = Setup()
+    memory = setup.made.result(LONG)
+    assert gc.isenabled() and gc.get_freeze_count() > before + 10_000
+    network = weakref.ref(setup.model.network)
+    cycle: list[Any] = [memory, setup.model]
+    cycle.append(cycle)
+    del memory, cycle
+    setup.model = None  # type: ignore[assignment]
+    setup.made = None  # type: ignore[assignment]
+    assert setup.worker.stop(LONG)
+    assert gc.get_freeze_count() == 0
+    assert network() is None, "a model in a cycle is given back when the worker ends"
+
+
+def test_the_collector_runs_again_after_a_model_that_cannot_be_loaded() -> None:
+    def fail() -> Any:
+        assert not gc.isenabled()
+        raise KvStreamError("no such model")
+
+    setup = Setup()
+    setup.made.result(LONG)
+    assert setup.worker.stop(LONG)
+    worker = Worker(setup.frames, setup.account, image_to_rgb, setup.worker._events)
+    assert isinstance(worker.start(fail).exception(LONG), KvStreamError)
+    assert worker.stop(LONG) and gc.isenabled()
