@@ -60,7 +60,8 @@ class Health:
     """Why the last transition failed; empty when it did not."""
     fault: str
     """The last error inside the memory, while it is recent."""
-    worker_alive: bool
+    worker_died: bool
+    """Whether the thread that owns the memory has ended by itself."""
     model: str
     trained: bool
     policy: str
@@ -95,7 +96,7 @@ def _state(health: Health) -> DiagnosticStatus:
         return _status(health, "state", ERROR, health.failure, values)
     if health.fault:
         return _status(health, "state", ERROR, f"error inside the memory: {health.fault}", values)
-    if health.state in ("inactive", "active") and not health.worker_alive:
+    if health.worker_died:
         return _status(health, "state", ERROR, "the worker thread has ended: clean up and configure again", values)
     if health.state == "active" and not health.trained:
         return _status(health, "state", WARN, f"{health.model} is untrained: its answers mean nothing", values)

@@ -105,7 +105,7 @@ class Reporter:
         session = self.session
         return Health(
             node=self._node.get_fully_qualified_name(), state=self.state, failure=self.failure,
-            fault=self._recent(self._fault), worker_alive=session is not None and session.worker.alive,
+            fault=self._recent(self._fault), worker_died=session is not None and session.worker.died,
             model=session.model if session else str(self._parameters.value("model")),
             trained=session.trained if session else True, policy=session.policy if session else "",
             memory=session.worker.stats if session else MemoryStats(),

@@ -143,9 +143,9 @@ class Worker:
         return self._stats
 
     @property
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
+    def died(self) -> bool:
+        """Whether the thread has ended though nobody told it to."""
+        return self._thread is not None and not self._thread.is_alive() and not self._stopping
 
     def _run(self, make_memory: Callable[[], Memory], made: Future[Memory]) -> None:
         _name_thread()

@@ -16,7 +16,7 @@ OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, Diagnostic
 THRESHOLDS = Thresholds(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
 CAMERA = CameraHealth("front", "/image", 0.1, True, "nobody publishes /image", CameraCount(10, 10, 10), {}, 10)
 MEMORY = MemoryStats(budget_bytes=100, allocated_bytes=90, used_bytes=50, peak_bytes=60, slots=10, slots_used=5)
-HEALTH = Health("/kvstream", "active", "", "", True, "tiny", True, "tar", MEMORY, 1000, 0, [CAMERA], Meters())
+HEALTH = Health("/kvstream", "active", "", "", False, "tiny", True, "tar", MEMORY, 1000, 0, [CAMERA], Meters())
 
 
 def found(health: Health) -> dict[str, DiagnosticStatus]:
@@ -36,7 +36,7 @@ def test_a_healthy_node_is_ok_in_every_part() -> None:
 @pytest.mark.parametrize(("health", "part", "level", "reason"), [
     (replace(HEALTH, failure="configure failed: too small"), "state", ERROR, "too small"),
     (replace(HEALTH, fault="frame: out of memory"), "state", ERROR, "out of memory"),
-    (replace(HEALTH, worker_alive=False), "state", ERROR, "worker thread has ended"),
+    (replace(HEALTH, worker_died=True), "state", ERROR, "worker thread has ended"),
     (replace(HEALTH, trained=False), "state", WARN, "untrained"),
     (replace(HEALTH, state="inactive"), "state", WARN, "inactive"),
     (replace(HEALTH, memory=replace(MEMORY, peak_bytes=101)), "memory", ERROR, "more than memory.budget_mib"),

@@ -102,7 +102,7 @@ def setup() -> Iterator[Setup]:
     made.made.result(LONG)
     made.worker.ingest(True)
     yield made
-    assert made.worker.stop(LONG) and not made.worker.alive
+    assert made.worker.stop(LONG) and not made.worker.died, "it was told to end"
 
 
 def test_a_question_goes_ahead_of_waiting_frames(setup: Setup) -> None:
@@ -271,3 +271,15 @@ def test_the_collector_runs_again_after_a_model_that_cannot_be_loaded() -> None:
     worker = Worker(setup.frames, setup.account, image_to_rgb, setup.worker._events)
     assert isinstance(worker.start(fail).exception(LONG), KvStreamError)
     assert worker.stop(LONG) and gc.isenabled()
+
+
+def test_a_worker_that_ends_by_itself_has_died() -> None:
+    setup = Setup()
+    setup.made.result(LONG)
+    assert not setup.worker.died
+    setup.worker._step = lambda: False  # type: ignore[method-assign]
+    setup.worker.frame_waiting()
+    thread = setup.worker._thread
+    assert thread is not None
+    thread.join(LONG)
+    assert setup.worker.died
