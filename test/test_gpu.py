@@ -13,21 +13,12 @@ import numpy as np
 import pytest
 import torch
 from support.arenas import contents, same
-from support.family_checks import QUESTION, frames_of, question_logits
+from support.family_checks import QUESTION, feed, frames_of, question_logits, stream_of
 from support.model_folder import save_random_model
 
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
-from ros_kvstream.settings import (
-    POLICIES,
-    ArchiveSettings,
-    GateSettings,
-    LadderSettings,
-    MemorySettings,
-    ModelSettings,
-    RetrievalSettings,
-    StreamSettings,
-)
+from ros_kvstream.settings import POLICIES, ArchiveSettings, LadderSettings, ModelSettings, RetrievalSettings
 from ros_kvstream.stream import VideoMemory
 
 pytestmark = pytest.mark.gpu
@@ -48,13 +39,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VideoLanguageM
 
 def fed(model: VideoLanguageModel, frames: int = 120, *, budget_mib: float = 0.2, **options: Any) -> VideoMemory:
     """A memory after so many pictures of noise."""
-    parts = {name: options.pop(name) for name in ("archive", "retrieval", "ladder") if name in options}
-    values: dict[str, Any] = {"budget_mib": budget_mib, "max_question_tokens": 32, "max_answer_tokens": 16, **options}
-    memory = VideoMemory(
-        StreamSettings(memory=MemorySettings(**values), gate=GateSettings(mode="off"), **parts), model
-    )
-    for index, picture in enumerate(frames_of(0, frames)):
-        memory.observe(picture, index / 2)
+    memory = stream_of(model, budget_mib, **{"policy": "infinipot_v", **options})
+    feed(memory, frames_of(0, frames), [index / 2 for index in range(frames)])
     return memory
 
 

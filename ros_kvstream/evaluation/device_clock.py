@@ -28,15 +28,27 @@ def milliseconds(work: Work, device: str) -> float:
         return float(begin.elapsed_time(end))
 
 
-def median_ms(works: Sequence[Work], repeats: int, device: str) -> list[float]:
-    """Median milliseconds of each, run turn about after one warm-up each."""
+def median_ms(works: Sequence[Work], repeats: int, device: str, restore: Work | None = None) -> list[float]:
+    """Median milliseconds of each, run turn about after one warm-up each.
+
+    :param restore: run before each round, untimed, where the works change what they work on.
+    """
     times: list[list[float]] = [[] for _ in works]
     for round_number in range(repeats + 1):
+        if restore is not None:
+            restore()
         for work, record in zip(works, times, strict=True):
             taken = milliseconds(work, device)
             if round_number:
                 record.append(taken)
     return [statistics.median(record) for record in times]
+
+
+def copy_bandwidth(source: torch.Tensor, device: str) -> float:
+    """Bytes read and written per second when a tensor larger than the caches is copied; best of five."""
+    target = torch.empty_like(source)
+    best = min(milliseconds(lambda: target.copy_(source), device) for _ in range(5))
+    return 2e3 * source.numel() * source.element_size() / best
 
 
 def peak_bytes(work: Work, device: str) -> int:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import cv2
 
 from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
 
 if TYPE_CHECKING:
     from ros_kvstream.evaluation.soak_cameras import Scene
-    from ros_kvstream.vision.small_frame import Bytes as Rgb
 
 PARTS = ("conversion", "gate", "resize", "vision tower", "prefill", "compaction", "the rest")
 OUTSIDE_MODEL = ("conversion", "gate", "compaction", "the rest")
@@ -43,25 +39,6 @@ class Meter:
                 self._inner = outer + spent
 
         return timed
-
-
-class Recording:
-    """A recording's pictures one after the other, ``rate`` a second, over and over, in the size that is asked for."""
-
-    def __init__(self, path: Path, rate: float, most: int = 200) -> None:
-        """Read at most ``most`` pictures of the only image topic of a bag; raises BagError where there is none."""
-        from ros_kvstream.evaluation.thinning_benchmark import bag_stream
-
-        self._pictures = [picture for picture, _ in bag_stream(path, most)]
-        self._rate = rate
-        self._sized: dict[tuple[int, int, int], Rgb] = {}
-
-    def picture(self, now: float, width: int, height: int) -> Rgb:
-        """The picture at a time in seconds, RGB uint8 [height, width, 3]; the same array each time it comes."""
-        key = int(now * self._rate) % len(self._pictures), width, height
-        if key not in self._sized:
-            self._sized[key] = cv2.resize(self._pictures[key[0]], (width, height), interpolation=cv2.INTER_AREA)
-        return self._sized[key]
 
 
 def frame_cost(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ros_kvstream.evaluation import device_clock
 from ros_kvstream.evaluation.device_clock import milliseconds
 from ros_kvstream.evaluation.ingest_timing import FRAME_TOKENS, SIDE_PATCHES, IngestShape
 
@@ -11,25 +12,17 @@ MATRIX_SIDE = 2048
 COPY_BYTES = 1 << 28
 
 
-def _best_seconds(device: str, repeats: int, work: torch.Tensor, matrix: bool) -> float:
-    best = float("inf")
-    out = torch.empty_like(work)
-    for _ in range(repeats):
-        taken = milliseconds(lambda: torch.matmul(work, work, out=out) if matrix else out.copy_(work), device)
-        best = min(best, taken / 1e3)
-    return best
-
-
 def matrix_rate(shape: IngestShape) -> float:
     """Floating-point operations per second of a square matrix product in the benchmark's type."""
     work = torch.randn(MATRIX_SIDE, MATRIX_SIDE, device=shape.device).to(shape.dtype)
-    return 2 * MATRIX_SIDE**3 / _best_seconds(shape.device, 5, work, matrix=True)
+    out = torch.empty_like(work)
+    best = min(milliseconds(lambda: torch.matmul(work, work, out=out), shape.device) for _ in range(5))
+    return 2e3 * MATRIX_SIDE**3 / best
 
 
 def copy_bandwidth(shape: IngestShape) -> float:
     """Bytes per second of a large copy, read and written bytes both counted."""
-    work = torch.zeros(COPY_BYTES // 4, device=shape.device)
-    return 2 * COPY_BYTES / _best_seconds(shape.device, 5, work, matrix=False)
+    return device_clock.copy_bandwidth(torch.zeros(COPY_BYTES // 4, device=shape.device), shape.device)
 
 
 def vision_operations(shape: IngestShape) -> float:

@@ -48,8 +48,9 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     profiles = fastdds_profiles() if options.transport == "pictures" else None
     if profiles is not None:
         os.environ.setdefault(PROFILES, str(profiles))  # read when this process and the node's join DDS
-    from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, Recording, frame_cost
+    from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, frame_cost
     from ros_kvstream.evaluation.node_timing import Load, measure
+    from ros_kvstream.evaluation.soak_cameras import Recording
 
     scene = Recording(options.bag, options.rate) if options.bag is not None else None
     with console.status("The worker's way of a frame, part by part"):

@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 
+from ros_kvstream.evaluation.frame_cost import HEIGHT, WIDTH
 from ros_kvstream.evaluation.node_client import NodeClient
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup
 from ros_kvstream.evaluation.soak_cameras import CameraPlan, Scene, SoakCamera
 from ros_kvstream.msg import KvStats
 from ros_kvstream.node.worker import THREAD_NAME
 
-WIDTH, HEIGHT = 640, 480
 WARM_UP_SECONDS = 3.0
 QUESTION_SECONDS = 2.0
 """From one question to the next; one that is still open delays the next."""

@@ -6,9 +6,7 @@ Both run in one process on one thread, turn about, on the same keys and values.
 from __future__ import annotations
 
 import importlib.util
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.allocation_peak import peak_extra_bytes
+from ros_kvstream.evaluation.device_clock import copy_bandwidth, median_ms
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.rotary import Rotary
@@ -68,7 +67,7 @@ def measure(
     (``reference`` keeps exactly their slots), ``of_floor`` (our time / time to move the bytes that must move at the
     copy bandwidth of this run), and the figures behind them. ``later_speedup`` is that of the cut after the first one,
     when every head holds other slots (the published code then compares patches that no longer line up);
-    ``default_speedup`` that of the first cut with the default settings, which compare with all newer keys.
+    ``default_mspeedup`` that of the first cut with the default settings, which compare with all newer keys.
     """
     published = _published()
     threads = torch.get_num_threads()
@@ -113,11 +112,12 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
         )
         return kept
 
-    ours_s, published_s = _turn_about(shape.repeats, restore, run_ours, run_published)
+    ours_ms, published_ms = median_ms([run_ours, run_published], shape.repeats, "cpu", restore)
 
     default = make_policy("infinipot_v", {})
-    default_s, published_again = _turn_about(
-        max(1, shape.repeats // 2), restore, lambda: arena.compact(default, shape.keep), run_published
+    fewer = max(1, shape.repeats // 2)
+    default_ms, published_again = median_ms(
+        [lambda: arena.compact(default, shape.keep), run_published], fewer, "cpu", restore
     )
 
     def restore_later() -> None:
@@ -131,7 +131,7 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
             more = keys[index][None, :, rows], values[index][None, :, rows]
             theirs[index] = torch.cat([k, more[0]], 2), torch.cat([v, more[1]], 2)
 
-    later_ours, later_published = _turn_about(max(1, shape.repeats // 2), restore_later, run_ours, run_published)
+    later_ours, later_published = median_ms([run_ours, run_published], fewer, "cpu", restore_later)
     restore()
     floor_bytes = _bytes_that_must_move(arena, ours, shape)
     same = [
@@ -139,35 +139,22 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
         for index, slots in enumerate(run_published())
     ]
     ours_peak, published_peak = peak_extra_bytes(restore, run_ours), peak_extra_bytes(restore, run_published)
-    bandwidth = _copy_bandwidth(keys)
+    bandwidth = copy_bandwidth(torch.stack(keys), "cpu")
     return {
-        "speedup": published_s / ours_s,
+        "speedup": published_ms / ours_ms,
         "peak_ratio": ours_peak / published_peak,
         "same_slots": all(share == 1.0 for share in same),
-        "of_floor": ours_s / (floor_bytes / bandwidth),
+        "of_floor": ours_ms / (1e3 * floor_bytes / bandwidth),
         "same_slots_share": sum(same) / len(same),
         "later_speedup": later_published / later_ours,
-        "default_speedup": published_again / default_s,
-        "ours_ms": ours_s * 1e3,
-        "published_ms": published_s * 1e3,
+        "default_mspeedup": published_again / default_ms,
+        "ours_ms": ours_ms,
+        "published_ms": published_ms,
         "floor_ms": floor_bytes / bandwidth * 1e3,
         "copy_gb_per_s": bandwidth / 1e9,
         "ours_peak_mib": ours_peak / 2**20,
         "published_peak_mib": published_peak / 2**20,
     }
-
-
-def _turn_about(repeats: int, restore: Callable[[], None], *works: Callable[[], Any]) -> list[float]:
-    """Median seconds of each work over ``repeats`` rounds, one after the other in each round, after one to warm up."""
-    seconds: list[list[float]] = [[] for _ in works]
-    for repeat in range(repeats + 1):
-        restore()
-        for work, taken in zip(works, seconds, strict=True):
-            start = time.perf_counter()
-            work()
-            if repeat:
-                taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in seconds]
 
 
 def _bytes_that_must_move(arena: Arena, policy: SelectionPolicy, shape: BenchmarkShape) -> int:
@@ -180,18 +167,6 @@ def _bytes_that_must_move(arena: Arena, policy: SelectionPolicy, shape: Benchmar
         total += view.keys.numel() * view.keys.element_size() + view.value_norms.numel() * 4
         total += 2 * 2 * int((kept >= shape.keep).sum()) * row
     return total
-
-
-def _copy_bandwidth(planes: list[Tensor]) -> float:
-    """Bytes read and written per second when a tensor larger than the processor's caches is copied; best of five."""
-    source = torch.stack(planes)
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        target.copy_(source)
-        best = min(best, time.perf_counter() - start)
-    return 2 * source.numel() * source.element_size() / best
 
 
 def _rotary(shape: BenchmarkShape) -> Rotary:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ros_kvstream.errors import KvStreamError
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup, free_domain, require_ros
 from ros_kvstream.evaluation.processes import ros_environment as environment_of
+from ros_kvstream.node.meters import WINDOW_SECONDS
 from ros_kvstream.settings import ModelSettings
 from ros_kvstream.validation import require, require_finite
 
@@ -36,8 +37,6 @@ RECOVERY_SECONDS = 30.0
 """Within which the node must take frames again after a fault."""
 WARM_UP_SHARE, MOST_WARM_UP = 0.4, 120.0
 """Share of the time, and seconds at most, after which the process must not grow any more."""
-METER_SECONDS = 60.0
-"""Span over which the node's own meters look back."""
 GROWTH_LIMIT = 0.02
 QUESTIONS = ("what is there?", "what was there before?", "which colours are there?", "what has changed?")
 
@@ -159,7 +158,7 @@ class Soak:
         time.sleep(0.01)
 
     def _note_executor(self) -> None:
-        if self.passed < min(METER_SECONDS, WARM_UP_SHARE * 60.0 * self._settings.minutes):
+        if self.passed < min(WINDOW_SECONDS, WARM_UP_SHARE * 60.0 * self._settings.minutes):
             return  # the meters still hold what loading the model did to the executor
         for name in ("executor lateness ms", "image callback ms"):
             found = re.match(r"p50 ([\d.]+), p95 ([\d.]+), max ([\d.]+)", self._client.latency.get(name, ""))

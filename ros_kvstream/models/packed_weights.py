@@ -83,7 +83,7 @@ def packing_works(dtype: torch.dtype) -> bool:
             ours = PackedLinear(down)(packed.times(hidden, packed.product(hidden, "swish")))
             once = linear(hidden.float(), gate.weight.float(), gate.bias.float())
             expected = linear(silu(once) * once, down.weight.float())
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except (RuntimeError, AttributeError):  # an operator that is missing, or that this processor has not
         return False
     return bool(torch.allclose(ours.float(), expected, atol=0.02 if dtype == torch.bfloat16 else 1e-5))
 

@@ -7,6 +7,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+WINDOW_SECONDS = 60.0
+"""Span over which figures are told."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -25,7 +28,7 @@ class Spread:
 class Meters:
     """Named series of values over a window of time. Called from any thread; memory is bounded."""
 
-    def __init__(self, seconds: float = 60.0, values: int = 4096) -> None:
+    def __init__(self, seconds: float = WINDOW_SECONDS, values: int = 4096) -> None:
         """:param seconds: length of the window; :param values: values kept per series at most."""
         self._seconds = seconds
         self._values = values

@@ -17,8 +17,9 @@ from ros_kvstream.evaluation import node_benchmark
 pytest.importorskip("rclpy", reason="needs ROS 2")
 pytest.importorskip("ros_kvstream.srv", reason="needs the built interfaces")
 
-from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, PARTS, Meter, Recording, frame_cost  # noqa: E402
+from ros_kvstream.evaluation.frame_cost import OUTSIDE_MODEL, PARTS, Meter, frame_cost  # noqa: E402
 from ros_kvstream.evaluation.node_timing import processor_shares, spread  # noqa: E402
+from ros_kvstream.evaluation.soak_cameras import Recording  # noqa: E402
 from ros_kvstream.node.worker import THREAD_NAME  # noqa: E402
 
 

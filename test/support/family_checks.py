@@ -39,7 +39,7 @@ def frames_of(seed: int, count: int, size: tuple[int, int] = SIZE) -> list[np.nd
 
 def stream_of(model: VideoLanguageModel, budget_mib: float = 4.0, **options: Any) -> VideoMemory:
     """A memory that evicts nothing, unless told otherwise."""
-    parts = {name: options.pop(name) for name in ("archive", "retrieval") if name in options}
+    parts = {name: options.pop(name) for name in ("archive", "retrieval", "ladder") if name in options}
     values: dict[str, Any] = {"policy": "full", "max_question_tokens": 32, "max_answer_tokens": 16}
     memory = MemorySettings(budget_mib=budget_mib, **{**values, **options})
     return VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), **parts), model)
