@@ -37,7 +37,7 @@ def test_frames_answers_and_processor_time_of_a_running_node_are_told(
     monkeypatch.delenv(node_benchmark.PROFILES, raising=False)
     monkeypatch.setenv(node_benchmark.PROFILES, str(node_benchmark.fastdds_profiles()))
     model = str(save_random_model(tmp_path / "model"))
-    report = node_benchmark.run(options(cameras=[1], seconds=2.5, rate=10.0, model=model), Console(quiet=True))
+    report = node_benchmark.run(options(cameras=[1], seconds=4.0, rate=10.0, model=model), Console(quiet=True))
     row = report["cameras"]["1"]
     assert report["transport"] == "pictures"
     assert row["published_per_second"] > 0 and row["taken_per_second"] > 0
