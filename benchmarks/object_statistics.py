@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from ros_kvstream.evaluation.patrol import PatrolWorld
-from ros_kvstream.evaluation.patrol_mix import mixed_stream, trained_seconds
-from ros_kvstream.evaluation.patrol_scene import PLACES
-from ros_kvstream.memory.selection.base import LayerSlots
-from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import STEPS, change_from_previous, novelty
+from ros_kvstream.memory.policies.base import LayerSlots
+from ros_kvstream.memory.policies.recent_share import recent_slots
+from ros_kvstream.memory.policies.redundancy import STEPS, change_from_previous, novelty
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
+from ros_kvstream.patrol.mix import mixed_stream, trained_seconds
+from ros_kvstream.patrol.patrol import PatrolWorld
+from ros_kvstream.patrol.scene import PLACES
 from ros_kvstream.settings import GateSettings, MemorySettings, ModelSettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 SCORES = {
     "value norm": "L2 norm of the value (VaN keeps the highest)",

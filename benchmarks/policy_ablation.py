@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ros_kvstream.evaluation.policy_trials import HELD_OUT, Score, Trial, run_trial, streams
-from ros_kvstream.memory.selection import LayerSlots, SelectionPolicy
-from ros_kvstream.memory.selection.ranking import recency
+from benchmarks.policy_trials import HELD_OUT, Score, Trial, run_trial, streams
+from ros_kvstream.memory.policies import LayerSlots, SelectionPolicy
+from ros_kvstream.memory.policies.ranking import recency
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import ModelSettings
 

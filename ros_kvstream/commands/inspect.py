@@ -105,7 +105,7 @@ def plan_memory(
 ) -> BudgetPlan:
     """The plan that a VideoMemory with these settings makes for frames of this many tokens."""
     from ros_kvstream.memory.budget import plan_budget
-    from ros_kvstream.memory.ladder_plan import plan_ladder
+    from ros_kvstream.memory.quantized.plan import plan_ladder
 
     budget, reserve = int(memory.budget_mib * MIB), len(model.suffix_ids(""))
     room = {
@@ -121,7 +121,7 @@ def plan_memory(
 def smallest_plan(plan: BudgetPlan, block: int, ladder: LadderSettings | None) -> int:
     """Bytes of the smallest budget that works in place of this plan's, for blocks of this many tokens."""
     from ros_kvstream.memory.budget import smallest_budget
-    from ros_kvstream.memory.ladder_plan import smallest_ladder
+    from ros_kvstream.memory.quantized.plan import smallest_ladder
 
     pinned, reserve = plan.pinned_slots, plan.reserve_slots
     if ladder is not None and ladder.mode == "on":
@@ -132,7 +132,7 @@ def smallest_plan(plan: BudgetPlan, block: int, ladder: LadderSettings | None) -
 def ladder_report(model: VideoLanguageModel, memory: MemorySettings, plan: BudgetPlan, tokens: int) -> dict[str, Any]:
     """The steps of a ladder's plan, and a plain memory of the same bytes beside it; empty for a plain plan."""
     from ros_kvstream.errors import BudgetError
-    from ros_kvstream.memory.ladder_plan import LadderPlan
+    from ros_kvstream.memory.quantized.plan import LadderPlan
 
     if not isinstance(plan, LadderPlan):
         return {}

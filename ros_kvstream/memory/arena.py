@@ -12,9 +12,9 @@ from torch import Tensor
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import BudgetPlan
 from ros_kvstream.memory.compaction import fill_holes, kept_mask
+from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.rows import PlaneRows, count_true
-from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 
 NO_FRAME = -1
 """Frame id of slots that hold text."""

@@ -14,10 +14,10 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profi
 from rclpy.qos_overriding_options import QoSOverridingOptions, QoSPolicyKind
 
 from ros_kvstream.errors import KvStreamError
-from ros_kvstream.node.accounting import FrameAccount, SequenceTracker
+from ros_kvstream.node.frame_counters import FrameAccount, SequenceTracker
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import image_type, to_seconds
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.metrics import Meters
 from ros_kvstream.node.parameters import CameraSettings
 from ros_kvstream.node.security import security_hint, security_is_on
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
-from ros_kvstream.node.accounting import CameraCount, DropCause
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.frame_counters import CameraCount, DropCause
+from ros_kvstream.node.metrics import Meters
 from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)

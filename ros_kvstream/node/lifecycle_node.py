@@ -16,8 +16,8 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.parameter import Parameter
 
 from ros_kvstream.errors import FrameError, KvStreamError
-from ros_kvstream.node.accounting import DropCause
 from ros_kvstream.node.cameras import CameraSubscription
+from ros_kvstream.node.frame_counters import DropCause
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.heartbeat import Heartbeat
 from ros_kvstream.node.images import Rgb

@@ -11,8 +11,8 @@ from builtin_interfaces.msg import Time
 from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream import msg, records
-from ros_kvstream.node.accounting import CameraCount, DropCause
-from ros_kvstream.node.meters import Spread
+from ros_kvstream.node.frame_counters import CameraCount, DropCause
+from ros_kvstream.node.metrics import Spread
 from ros_kvstream.node.questions import Question
 
 NANOSECONDS = 1_000_000_000

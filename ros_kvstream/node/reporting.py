@@ -11,11 +11,11 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode
 
 from ros_kvstream import msg
-from ros_kvstream.node.accounting import CameraCount
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import SPREADS, CameraFigures, NodeFigures, stats_message, to_seconds
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.metrics import Meters
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.session import Session
 from ros_kvstream.records import Answer, MemoryStats, Observation

@@ -26,7 +26,7 @@ from ros_kvstream.records import Answer
 from ros_kvstream.srv import MemoryFile, Query
 
 if TYPE_CHECKING:
-    from ros_kvstream.persistence import SavedMemory
+    from ros_kvstream.stream.checkpoint import SavedMemory
 
 
 class Services:

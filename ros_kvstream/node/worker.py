@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionCancelled
-from ros_kvstream.node.accounting import DropCause, FrameAccount
+from ros_kvstream.node.frame_counters import DropCause, FrameAccount
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.questions import PendingQuestion, QuestionQueue
 from ros_kvstream.records import Answer, MemoryStats, Observation

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.archive_records import ArchivedFrame
+from ros_kvstream.memory.archive.records import ArchivedFrame
 from ros_kvstream.memory.arena import Arena, Chunk
-from ros_kvstream.memory.frame_log import FrameLog
+from ros_kvstream.memory.frame_index import FrameLog
 from ros_kvstream.memory.positions import PositionClock
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.records import FrameEvidence
-from ros_kvstream.retrieval.cells import cell_places
+from ros_kvstream.retrieval.archive_retrieval import Recall
 from ros_kvstream.retrieval.fusion import RankedFrame, filter_slots
 from ros_kvstream.retrieval.internal import question_queries
 from ros_kvstream.retrieval.now_gate import within_room
-from ros_kvstream.retrieval.recall import Recall
+from ros_kvstream.retrieval.token_indices import cell_places
 
 LARGE_ARCHIVE = 4
 """From this many times the arena's frames on an archive alone tells the story better than it does with what the arena

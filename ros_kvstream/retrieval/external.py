@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ros_kvstream.errors import ModelError
-from ros_kvstream.memory.archive import Archive
+from ros_kvstream.memory.archive.archive import Archive
 
 Vector = NDArray[np.float32]
 

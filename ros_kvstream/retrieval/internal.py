@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.archive import Archive
-from ros_kvstream.retrieval.settings import RetrievalSettings
+from ros_kvstream.memory.archive.archive import Archive
+from ros_kvstream.settings import RetrievalSettings
 
 NEIGHBOURS = 16
 """Archived frames before and after that a frame's score is compared with."""

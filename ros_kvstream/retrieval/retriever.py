@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ros_kvstream.memory.archive import Archive
+from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.retrieval.external import ExternalEncoder, external_scores
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, choose_moments, fuse
 from ros_kvstream.retrieval.internal import internal_scores
-from ros_kvstream.retrieval.news import news_scores
+from ros_kvstream.retrieval.novelty import news_scores
 from ros_kvstream.retrieval.order import asked_order, spread_moments
-from ros_kvstream.retrieval.settings import RetrievalSettings
+from ros_kvstream.settings import RetrievalSettings
 
 NEWS = "news"
 """Name, in the evidence, of what ranks moments for questions of order."""

@@ -70,7 +70,7 @@ class TinyEncoder:
         from safetensors import safe_open
 
         if not path.exists():
-            raise ModelError(f"{path} is missing: run python -m ros_kvstream.evaluation.encoder_training")
+            raise ModelError(f"{path} is missing: run python -m training.encoder")
         with safe_open(path, framework="pt") as file:
             vocabulary = json.loads(file.metadata()["vocabulary"])
             state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (not a dict)

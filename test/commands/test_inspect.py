@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.model_folders import folder_without_weights
 
-from ros_kvstream.cli import main
+from ros_kvstream.commands.cli import main
 from ros_kvstream.commands.inspect import duration, size
 from ros_kvstream.settings import LadderSettings, MemorySettings, ModelSettings, StreamSettings
 
@@ -25,7 +25,7 @@ def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
 
 
 def test_the_plan_is_the_one_that_a_memory_allocates(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ros_kvstream.stream import VideoMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
     report = inspected(capsys, model, "--budget-mib", 1.5, "--max-question-tokens", 32, "--max-answer-tokens", 16)
     memory = MemorySettings(budget_mib=1.5, max_question_tokens=32, max_answer_tokens=16)
@@ -65,8 +65,8 @@ def test_the_smallest_budget_works_and_one_byte_less_does_not(model: Path, capsy
 def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ros_kvstream.memory.ladder import LadderArena
-    from ros_kvstream.stream import VideoMemory
+    from ros_kvstream.memory.quantized.arena import LadderArena
+    from ros_kvstream.stream.memory import VideoMemory
 
     room = ["--budget-mib", 1.5, "--max-question-tokens", 32, "--max-answer-tokens", 16]
     report = inspected(capsys, model, *room, "--frame", "56x56", "--ladder", "--ladder-int8", 0.2, "--ladder-order",

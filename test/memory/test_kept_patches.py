@@ -6,7 +6,7 @@ import numpy as np
 from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream.settings import GateSettings, LadderSettings, MemorySettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 
 def watched(frames: int, **groups) -> VideoMemory:

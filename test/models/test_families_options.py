@@ -13,10 +13,10 @@ from support import family_checks as checks
 from support.tiny_families import LLAVA_TEMPLATE, llava_onevision, qwen2_vl, qwen3_vl
 from support.tiny_llava import llava_next, llava_next_video, smolvlm2
 
-from ros_kvstream.memory.archive import Archive
+from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.models.loading import describe_model, load_model
-from ros_kvstream.retrieval.cells import cell_places
+from ros_kvstream.retrieval.token_indices import cell_places
 from ros_kvstream.settings import (
     ArchiveSettings,
     GateSettings,
@@ -27,7 +27,7 @@ from ros_kvstream.settings import (
     SaliencySettings,
     StreamSettings,
 )
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 FAMILIES: list[Callable[..., Any]] = [qwen2_vl, qwen3_vl, llava_onevision, llava_next_video, llava_next, smolvlm2]
 EVERY_FAMILY = pytest.mark.parametrize("make", FAMILIES, ids=lambda make: make.__name__)
@@ -83,7 +83,7 @@ def test_cameras_are_told_apart_and_frames_of_others_hidden(make: Callable[..., 
 
 @EVERY_FAMILY
 def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Callable[..., Any]) -> None:
-    from ros_kvstream.memory.selection.history import similarity_to_newer
+    from ros_kvstream.memory.policies.history import similarity_to_newer
 
     model = make(layers=1)
     memory = checks.stream_of(model)

@@ -12,7 +12,7 @@ from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.settings import MemorySettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "what colour is the cone ?"
 

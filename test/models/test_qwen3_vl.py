@@ -9,7 +9,7 @@ import torch
 from support import family_checks as checks
 from support.tiny_families import qwen3_vl
 
-from ros_kvstream.memory.selection import make_policy
+from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.models.qwen3_vl import MOST_SECONDS, Qwen3VL
 

@@ -15,7 +15,7 @@ from support.tiny_families import llava_onevision, qwen2_vl, qwen3_vl
 from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 STAMPS = [100.0, 100.0, 101.5, 102.0, 103.0]
 """Two pairs, the first of one moment (times are told from the first grid on), and a frame that is left over."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 
-from ros_kvstream.node.accounting import CameraCount
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.frame_counters import CameraCount
+from ros_kvstream.node.metrics import Meters
 from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ros_kvstream.node.accounting import DropCause, FrameAccount
+from ros_kvstream.node.frame_counters import DropCause, FrameAccount
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 
 

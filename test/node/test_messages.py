@@ -10,7 +10,7 @@ from builtin_interfaces.msg import Time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ros_kvstream.node.accounting import CameraCount
+from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.messages import (
     SPREADS,
     CameraFigures,
@@ -25,7 +25,7 @@ from ros_kvstream.node.messages import (
     to_seconds,
     to_stamp,
 )
-from ros_kvstream.node.meters import Spread
+from ros_kvstream.node.metrics import Spread
 from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats
 from ros_kvstream.srv import Query
 

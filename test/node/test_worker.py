@@ -14,13 +14,13 @@ import pytest
 from support.running_node import image, picture
 
 from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
-from ros_kvstream.node.accounting import FrameAccount
+from ros_kvstream.node.frame_counters import FrameAccount
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.images import image_to_rgb
 from ros_kvstream.node.questions import PendingQuestion, Question
 from ros_kvstream.node.worker import Worker, WorkerEvents
 from ros_kvstream.settings import MemorySettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 LONG = 30.0
 """Seconds after which a step that should be done is taken as stuck."""

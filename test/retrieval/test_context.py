@@ -8,11 +8,11 @@ import torch
 from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
-from ros_kvstream.answering import AnswerLimits
 from ros_kvstream.errors import QuestionError
 from ros_kvstream.retrieval.context import ContextBuilder, Filters
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.answer import AnswerLimits
+from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "what colour was the cone ?"
 
@@ -110,7 +110,7 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
     feed(shown, 6)
 
     def logits(memory: VideoMemory, visible: list[torch.Tensor] | None) -> torch.Tensor:
-        from ros_kvstream.answering import Answerer
+        from ros_kvstream.stream.answer import Answerer
 
         start = memory.model.text_start(memory.clock.newest, memory._largest_side)
         answerer = Answerer(memory.model, memory.arena, memory.log)

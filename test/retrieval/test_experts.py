@@ -6,11 +6,11 @@ import torch
 from support.archives import SHAPE, make_archive, make_frame
 
 from ros_kvstream.errors import ModelError
-from ros_kvstream.evaluation.patrol import PatrolSettings, PatrolWorld
+from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.retrieval.external import external_scores, make_encoder
 from ros_kvstream.retrieval.internal import internal_scores, question_queries, score_plane, without_drift
 from ros_kvstream.retrieval.retriever import Retriever
-from ros_kvstream.retrieval.settings import RetrievalSettings
+from ros_kvstream.settings import RetrievalSettings
 
 HEADS = 4
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ros_kvstream.memory.archive_layout import FRAME
+from ros_kvstream.memory.archive.plan import FRAME
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, filter_slots, fuse
 from ros_kvstream.retrieval.now_gate import within_room
 from ros_kvstream.retrieval.order import asked_order, spread_moments

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ros_kvstream.memory.archive import Archive
-from ros_kvstream.memory.archive_layout import ArchiveShape, plan_archive
-from ros_kvstream.memory.archive_records import ArchivedFrame, FrameToArchive
-from ros_kvstream.memory.archive_settings import ArchiveSettings
+from ros_kvstream.memory.archive.archive import Archive
+from ros_kvstream.memory.archive.plan import ArchiveShape, plan_archive
+from ros_kvstream.memory.archive.records import ArchivedFrame, FrameToArchive
+from ros_kvstream.settings import ArchiveSettings
 
 SHAPE = ArchiveShape(layers=3, kv_heads=2, head_dim=8, lookup_layers=(0, 2), patches=6, embedding=4, cameras=2)
 

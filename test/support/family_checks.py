@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from ros_kvstream.answering import Answerer
 from ros_kvstream.memory.budget import MIB, smallest_budget
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.settings import (
@@ -22,7 +21,8 @@ from ros_kvstream.settings import (
     RetrievalSettings,
     StreamSettings,
 )
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.answer import Answerer
+from ros_kvstream.stream.memory import VideoMemory
 from support.arenas import contents, same
 
 QUESTION = "what colour is the cone ?"
