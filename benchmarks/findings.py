@@ -64,7 +64,7 @@ class Findings:
     archive: tuple[CellSummary, ...]
     experts: dict[str, CellSummary]
     thinned: CellSummary
-    ladder: CellSummary
+    quantized: CellSummary
     recording: tuple[CellSummary, ...]
     """Judged by the full cache's own answers; empty where the recording is not there."""
 
@@ -116,7 +116,7 @@ def measure(model: str, folder: Path, lengths: dict[float, int], questions: int,
                for share in ARCHIVE_SHARES]  # fmt: skip
     experts = {name: cell(model, "recent", 0.0625, ARCHIVE_MIB, (*PLAIN, *more)) for name, more in EXPERTS.items()}
     thinned = cell(model, "full", FULL_SHARE, overrides=THINNED)
-    ladder = cell(model, "infinipot_v", 1 / BYTES_CLAIM, overrides=(*PLAIN, ("ladder.mode", "on")))
+    ladder = cell(model, "infinipot_v", 1 / BYTES_CLAIM, overrides=(*PLAIN, ("quantized.mode", "on")))
     measured = measurement.measure("Policies and budgets", grid, episodes)
     with_archive = measurement.measure("With an archive", archive, episodes)
     by_expert = measurement.measure("Retrieval experts", list(experts.values()), episodes)

@@ -202,7 +202,7 @@ def _claim_six_percent(findings: Findings) -> Iterator[str]:
         f"{_points(paired_difference(control.lines, findings.full.lines))}.",
         f"The evidence was among the frames looked at in {_percent(small.recall())} % of the questions about before "
         f"(full cache: {_percent(findings.full.recall())} %):",
-        "what is missing there has been forgotten, the rest of the difference is misread.",
+        "what is missing there has been evicted, the rest of the difference is misread.",
         "",
     ]
 
@@ -226,7 +226,7 @@ def _claim_fusion(findings: Findings) -> Iterator[str]:
 
 def _claim_bytes(findings: Findings) -> Iterator[str]:
     yield from [f"### {BYTES_CLAIM:g} times fewer bytes at equal accuracy", ""]
-    full, thinned, ladder = findings.full, findings.thinned, findings.ladder
+    full, thinned, ladder = findings.full, findings.thinned, findings.quantized
     used = [
         (run["memory"]["used_bytes"], other["memory"]["used_bytes"])
         for run in full.runs for other in thinned.runs

@@ -59,7 +59,7 @@ def frame_cost(
     stream = VideoMemory(StreamSettings(ModelSettings(path=model, device="cpu"), memory))
     meter, kept, seen = Meter(), 0, scene or Room(0)
     for owner, method, part in (
-        (stream.thinner, "decide", "gate"), (stream.model, "_patches", "resize"),
+        (stream.frame_filter, "decide", "gate"), (stream.model, "_patches", "resize"),
         (stream.model, "encode_grids", "vision tower"), (stream.model, "forward", "prefill"),
         (stream, "_make_room", "compaction"),
     ):  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks import device_clock
 from benchmarks.device_clock import milliseconds
 from benchmarks.ingest_timing import FRAME_TOKENS, SIDE_PATCHES, IngestShape
-from ros_kvstream.evaluation import device_clock
 
 MATRIX_SIDE = 2048
 COPY_BYTES = 1 << 28

@@ -70,8 +70,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def fastdds_profiles() -> Path | None:
     """The file with Fast DDS' settings for pictures, in the source tree or where the package was installed."""
-    places = [Path(__file__).resolve().parents[2] / "config", Path(sys.prefix) / "share" / "ros_kvstream" / "config"]
-    return next((found for place in places if (found := place / "fastdds_images.xml").is_file()), None)
+    folders = [Path(__file__).resolve().parents[1] / "config", Path(sys.prefix) / "share" / "ros_kvstream" / "config"]
+    return next((found for place in folders if (found := place / "fastdds_images.xml").is_file()), None)
 
 
 def show(report: dict[str, Any], console: Console) -> None:

@@ -52,11 +52,11 @@ def scores_of(view: LayerSlots) -> dict[str, torch.Tensor]:
 
 def object_slots(view: LayerSlots, world: PatrolWorld, start: int) -> torch.Tensor:
     """Which slots hold the quadrant that an object is in: bool [kv_heads, slots]."""
-    places = torch.full((len(world),), -1)
+    coordinates = torch.full((len(world),), -1)
     for sighting in world.sightings:
-        places[sighting.first : sighting.last + 1] = PLACES.index(sighting.place)
+        coordinates[sighting.first : sighting.last + 1] = PLACES.index(sighting.place)
     here = (view.positions[..., 1] - start) * 2 + (view.positions[..., 2] - start)
-    return places[view.frames.long()] == here
+    return coordinates[view.frames.long()] == here
 
 
 def collect(model: VideoLanguageModel, worlds: list[PatrolWorld]) -> Samples:

@@ -72,7 +72,7 @@ def variants(alpha: float, recent_share: float) -> dict[str, dict[str, Any]]:
     """Rows of the table: trial settings by name."""
     ours = {"alpha": alpha, "recent_share": recent_share}
     # The published share of recent frames: with less, no frame at all is recent in a small cache.
-    published = {"compatibility": "reference", "alpha": alpha, "recent_share": 0.25}
+    published = {"compatibility": "paper", "alpha": alpha, "recent_share": 0.25}
     return {
         "published selection": {"options": published, "keep_ratio": 0.75},
         "rotated keys, patches by index": {"options": ours, "replacement": lambda p: Seen(p, rotated, reshaped)},

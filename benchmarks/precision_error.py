@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ros_kvstream.memory.quantized.codec import LadderCodec
+from ros_kvstream.memory.quantized.codec import QuantizedCodec
 from ros_kvstream.memory.quantized.packing import Packed, dequantize_into, quantize
 from ros_kvstream.memory.rotary import Rotary
 
@@ -58,7 +58,7 @@ def plain_scheme(rotated: bool) -> Scheme:
 
 def ladder_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
     """Keys and values as the precision ladder codes them: keys un-rotated, off their mean, both transformed."""
-    codec = LadderCodec(states.values.shape[-1], group, states.rotary, states.values.device)
+    codec = QuantizedCodec(states.values.shape[-1], group, states.rotary, states.values.device)
     centre = states.raw_keys.mean(1, keepdim=True)
     keys, values = torch.empty_like(states.raw_keys), torch.empty_like(states.values)
     codec.decode(codec.encode(states.raw_keys, bits, centre), keys, centre, states.positions)
@@ -122,7 +122,7 @@ def memory_states(memory: VideoMemory, question: str) -> list[LayerStates]:
         states.append((view.unrotated_keys.clone(), view.values.float(), view.positions.clone()))
     with model.capture_queries(list(layers)) as captured:
         memory.ask(question, max_new_tokens=1)
-    start = model.text_start(memory.clock.newest, memory._largest_side)
+    start = model.text_start(memory.positions.newest, memory._largest_side)
     found = []
     for index, (keys, values, positions) in enumerate(states):
         queries = captured[index]

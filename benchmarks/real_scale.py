@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ros_kvstream.models.base import VideoLanguageModel
-    from ros_kvstream.settings import LadderSettings
+    from ros_kvstream.settings import QuantizedSettings
     from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "Which colours did the camera see, and in which order? Then describe the room."
@@ -148,12 +148,12 @@ def fill(
     model: VideoLanguageModel, pictures: Sequence[np.ndarray], scale: Scale, shares: tuple[float, float] | None = None
 ) -> VideoMemory:
     """A memory that holds all frames; ``shares``: of the frame slots in 8 and in 4 bits."""
-    from ros_kvstream.settings import GateSettings, LadderSettings, MemorySettings, StreamSettings
+    from ros_kvstream.settings import GateSettings, MemorySettings, QuantizedSettings, StreamSettings
     from ros_kvstream.stream.memory import VideoMemory
 
     asked = len(model.suffix_ids(QUESTION))
     answer = scale.answer_tokens + 1
-    ladder = LadderSettings() if shares is None else LadderSettings("on", *shares)
+    ladder = QuantizedSettings() if shares is None else QuantizedSettings("on", *shares)
     # So many slots for a question that any planned overhead is in them.
     room = len(model.suffix_ids("")) + max(8, asked) + answer
     rows, columns = model.grid(*pictures[0].shape[:2])
@@ -168,7 +168,7 @@ def fill(
         max_question_tokens=max(8, asked),
         max_answer_tokens=answer,
     )
-    stream = VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), ladder=ladder), model)
+    stream = VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), quantized=ladder), model)
     for index, picture in enumerate(pictures):
         stream.observe(picture, 1.0 + index)
     stream._flush()
@@ -183,17 +183,17 @@ def budget_for(model: VideoLanguageModel, frame_slots: int, room: int) -> float:
 
 
 def ladder_budget(
-    model: VideoLanguageModel, frame_slots: int, room: int, ladder: LadderSettings, frame_tokens: int
+    model: VideoLanguageModel, frame_slots: int, room: int, ladder: QuantizedSettings, frame_tokens: int
 ) -> float:
     """MiB of the smallest memory on the precision ladder with at least so many frame slots, found by halving."""
     from ros_kvstream.errors import BudgetError
-    from ros_kvstream.memory.quantized.plan import plan_ladder
+    from ros_kvstream.memory.quantized.plan import plan_quantized
 
     low, high = 0, int(2 * budget_for(model, frame_slots, room) * (1 << 20))
     while high - low > 1 << 12:
         middle = (low + high) // 2
         try:
-            plan = plan_ladder(
+            plan = plan_quantized(
                 model.shape, middle, ladder, pinned=len(model.prefix_ids), reserve=room,
                 frame_tokens=frame_tokens * BLOCK_FRAMES,
             )  # fmt: skip
@@ -212,7 +212,7 @@ def logits_over(memory: VideoMemory, answer: Sequence[int], *, hide_frames: bool
 
     model, arena = memory.model, memory.arena
     visible = arena.visible([]) if hide_frames else None
-    position = model.text_start(memory.clock.newest, memory._largest_side)
+    position = model.text_start(memory.positions.newest, memory._largest_side)
     mark, ids, steps = arena.mark(), model.suffix_ids(QUESTION), []
     for token in answer:
         positions = model.text_positions(position, len(ids))

@@ -161,7 +161,7 @@ def lookup_milliseconds(frames: int = LOOKUP_FRAMES, repeats: int = 5) -> dict[s
         """As much of an archive as ranking reads."""
 
         def __init__(self) -> None:
-            shape = ArchiveShape(4, 2, 32, lookup_layers=(1, 3), patches=4, embedding=64)
+            shape = ArchiveShape(4, 2, 32, index_layers=(1, 3), patches=4, embedding=64)
             self.plan = ArchivePlan(shape, ArchiveSettings(), frames, 1, RowCodec(4, 2, 32, "int4"))
             self.table = FrameTable(self.plan)
 
@@ -170,8 +170,8 @@ def lookup_milliseconds(frames: int = LOOKUP_FRAMES, repeats: int = 5) -> dict[s
     table = archive.table
     table.frames["live"] = table.frames["embedded"] = True
     table.frames["frame_id"] = np.arange(frames)
-    table.frames["lookups"] = archive.plan.lookups
-    table.lookup.normal_(generator=torch.Generator().manual_seed(0))
+    table.frames["index_count"] = archive.plan.index_count
+    table.index_keys.normal_(generator=torch.Generator().manual_seed(0))
     table.embeddings.normal_(generator=torch.Generator().manual_seed(1))
     queries = {layer: torch.randn(4, 32) for layer in (1, 3)}
     vector = random.normal(size=64).astype(np.float32)
@@ -212,6 +212,6 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(table)
     bias = ", ".join(f"{name} {value:.2f}" for name, value in report["bias"].items())
     console.print(f"Temporal bias, mean |rho|: {bias}")
-    lookup = report["lookup_ms"]
-    times = "{cpu:.0f} ms of CPU, {wall:.0f} ms wall".format(**lookup)
-    console.print(f"Look-up over {lookup['frames']:.0f} frames: {times}")
+    index_keys = report["lookup_ms"]
+    times = "{cpu:.0f} ms of CPU, {wall:.0f} ms wall".format(**index_keys)
+    console.print(f"Look-up over {index_keys['frames']:.0f} frames: {times}")

@@ -53,7 +53,7 @@ def static_scene(seed: int, frames: int, needle: int) -> tuple[list[NDArray[np.u
 def measure_bias(
     model: VideoLanguageModel, retrieval: RetrievalSettings, seeds: int, frames: int = 96
 ) -> dict[str, float]:
-    """Mean of |Spearman's rho| per expert over ``seeds`` scenes and all needle places."""
+    """Mean of |Spearman's rho| per expert over ``seeds`` scenes and all needle coordinates."""
     found: dict[str, list[float]] = {}
     for seed in range(seeds):
         for share in NEEDLES:
@@ -72,24 +72,24 @@ def _scene_bias(
     for index, picture in enumerate(pictures):
         memory.observe(picture, index / 2)
     memory.observe(pictures[0], frames / 2)
-    assert memory.recall is not None and memory.recall.archive is not None
+    assert memory.archive_retrieval is not None and memory.archive_retrieval.archive is not None
     memory._flush()
-    memory.recall.settle()
-    archive = memory.recall.archive
+    memory.archive_retrieval.embed_pending()
+    archive = memory.archive_retrieval.archive
     others = archive.table.frames["live"] & (archive.table.frames["frame_id"] != needle)
     others &= archive.table.frames["frame_id"] < frames
     by_time = np.flatnonzero(others)[np.argsort(archive.table.frames["stamp"][others], kind="stable")]
-    builder = ContextBuilder(model, memory.arena, memory.log, memory.clock, memory.recall)
+    builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
     ids = model.suffix_ids(question)
-    start = model.text_start(memory.clock.newest, 2)
+    start = model.text_start(memory.positions.newest, 2)
     rho: dict[str, float] = {}
-    experts = Retriever(archive, retrieval, memory.recall.encoder).experts(question, builder.queries(ids, start))
+    experts = Retriever(archive, retrieval, memory.archive_retrieval.encoder).experts(question, builder.queries(ids, start))
     for name, expert in experts.items():
         rho[name] = spearman(expert.scores[by_time].astype(np.float64))
     fused = {frame.slot: frame.fused for frame in fuse(experts, others, archive.table.frames, k=60, depth=1 << 20)}
     rho["fused"] = spearman(np.array([fused[int(slot)] for slot in by_time]))
     plain = replace(retrieval, query="mean", patch_pooling="mean", head_pooling="mean")
-    memory.recall.settings = plain
+    memory.archive_retrieval.settings = plain
     mean_key = internal_scores(archive, builder.queries(ids, start), plain, plain=True).numpy()
     rho["mean_key"] = spearman(mean_key[by_time].astype(np.float64))
     memory.close()

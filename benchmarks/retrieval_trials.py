@@ -106,7 +106,7 @@ def make_memory(
     reserve = len(model.suffix_ids("")) + QUESTION_TOKENS + ANSWER_TOKENS
     arena_frames = sizes.arena_frames
     if sizes.archive_ratio:
-        reserve += retrieval.room_tokens or retrieval.top_k * tokens
+        reserve += retrieval.capacity_tokens or retrieval.top_k * tokens
     else:
         arena_frames = len(world) + BLOCK_FRAMES
     budget = smallest_budget(model.shape, len(model.prefix_ids), reserve, arena_frames * tokens) / MIB + 1e-6
@@ -136,8 +136,8 @@ def ask_all(
     """The same questions under several ways of retrieval; the memory is the same each time, for it is rolled back."""
     tallies = {name: Tally() for name in ways}
     for name, way in ways.items():
-        if memory.recall is not None:
-            memory.recall.settings = way
+        if memory.archive_retrieval is not None:
+            memory.archive_retrieval.settings = way
         for question in questions:
             tallies[name].add(question, memory.ask(question.text))
     return tallies

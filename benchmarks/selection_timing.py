@@ -90,7 +90,7 @@ def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -
     ours = make_policy(
         "infinipot_v", {"alpha": ALPHA, "recent_share": share + 1e-6, "compare_with": "recent"}
     )
-    options = {"compatibility": "reference", "alpha": ALPHA, "recent_share": RECENT_FRAMES_SHARE}
+    options = {"compatibility": "paper", "alpha": ALPHA, "recent_share": RECENT_FRAMES_SHARE}
     reference = make_policy("infinipot_v", options)
     theirs: list[tuple[Tensor, Tensor]] = []
 
@@ -237,8 +237,8 @@ def _append(
 
 def _published() -> ModuleType:
     """The transcription of the published code, from the source tree's benchmarks/."""
-    places = [Path(__file__).resolve().parents[2], Path.cwd()]
-    for place in places:
+    folders = [Path(__file__).resolve().parents[1], Path.cwd()]
+    for place in folders:
         path = place / "benchmarks" / "published_selection.py"
         specification = importlib.util.spec_from_file_location("published_selection", path)
         if path.is_file() and specification is not None and specification.loader is not None:
@@ -247,5 +247,5 @@ def _published() -> ModuleType:
             return module
     raise SettingsError(
         "benchmark selection needs benchmarks/published_selection.py, which is part of the source tree and is not "
-        f"installed; looked in {', '.join(str(place) for place in places)}. Run it from the source tree."
+        f"installed; looked in {', '.join(str(place) for place in folders)}. Run it from the source tree."
     )

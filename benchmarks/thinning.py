@@ -21,11 +21,11 @@ from rich.table import Table
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.settings import (
-    LADDER_ORDERS,
+    QUANTIZED_ORDERS,
     GateSettings,
-    LadderSettings,
     MemorySettings,
     ModelSettings,
+    QuantizedSettings,
     SaliencySettings,
     StreamSettings,
 )
@@ -177,17 +177,17 @@ def _budgeted(settings: StreamSettings, budget_mib: float) -> StreamSettings:
     return replace(settings, memory=replace(settings.memory, **limits))
 
 
-def budget_for_slots(model: VideoLanguageModel, slots: int, ladder: LadderSettings | None = None) -> float:
+def budget_for_slots(model: VideoLanguageModel, slots: int, ladder: QuantizedSettings | None = None) -> float:
     """MiB with which a memory for these questions has this many frame slots, plain or on the ladder."""
     from ros_kvstream.memory.budget import MIB, smallest_budget
-    from ros_kvstream.memory.quantized.plan import plan_ladder
+    from ros_kvstream.memory.quantized.plan import plan_quantized
 
     reserve = len(model.suffix_ids("")) + 32 + 8
     if ladder is None:
         return smallest_budget(model.shape, len(model.prefix_ids), reserve, slots) / MIB
     room = {"pinned": len(model.prefix_ids), "reserve": reserve, "frame_tokens": 4}
     budget = 1024
-    while not _holds(budget, slots, lambda size: plan_ladder(model.shape, size, ladder, **room)):
+    while not _holds(budget, slots, lambda size: plan_quantized(model.shape, size, ladder, **room)):
         budget += 1024
     return budget / MIB
 
@@ -201,8 +201,8 @@ def _holds(budget: int, slots: int, plan: Callable[[int], BudgetPlan]) -> bool:
 
 def ladder_accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str, float]:
     """Right answers of a plain memory, of ladders of the same bytes and of the same slots, and of a thinned stream."""
-    on = LadderSettings(mode="on")
-    ladders = {order: replace(PLAIN, ladder=replace(on, order=order)) for order in LADDER_ORDERS}
+    on = QuantizedSettings(mode="on")
+    ladders = {order: replace(PLAIN, quantized=replace(on, order=order)) for order in QUANTIZED_ORDERS}
     same_bytes, same_slots = budget_for_slots(model, plan.slots), budget_for_slots(model, plan.slots, on)
     by_order = {order: accuracy(model, plan, same_bytes, ladder) for order, ladder in ladders.items()}
     return {
@@ -222,11 +222,11 @@ def slots_ratio(layers: int = 36, kv_heads: int = 2, head_dim: int = 128) -> dic
     import torch
 
     from ros_kvstream.memory.budget import CacheShape, plan_budget
-    from ros_kvstream.memory.quantized.plan import plan_ladder
+    from ros_kvstream.memory.quantized.plan import plan_quantized
 
     shape = CacheShape(layers, kv_heads, head_dim, torch.bfloat16)
     room = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
-    plain, ladder = plan_budget(shape, GIB, **room), plan_ladder(shape, GIB, LadderSettings(mode="on"), **room)
+    plain, ladder = plan_budget(shape, GIB, **room), plan_quantized(shape, GIB, QuantizedSettings(mode="on"), **room)
     return {
         "slots_ratio": ladder.frame_slots / plain.frame_slots,
         "slots": {"plain": plain.frame_slots, "full": ladder.full_frame_slots, "int8": ladder.int8_slots,

@@ -11,8 +11,8 @@ from ros_kvstream.errors import SettingsError
 POLICIES = ("infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent", "full")
 """Names of the selection policies (parameter ``memory.policy``)."""
 
-LADDER_ORDERS = ("policy", "recent", "saliency")
-"""What gets the most bits (parameter ``ladder.order``)."""
+QUANTIZED_ORDERS = ("policy", "recent", "saliency")
+"""What gets the most bits (parameter ``quantized.order``)."""
 
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
 """Choices of the parameter ``attention``."""
@@ -190,7 +190,7 @@ class SaliencySettings:
 
 
 @dataclass(frozen=True)
-class LadderSettings:
+class QuantizedSettings:
     """The precision ladder: most frame slots in 8 or 4 bits, the best ones and the newest in the model's own type."""
 
     mode: str = "off"
@@ -206,14 +206,14 @@ class LadderSettings:
     saliency (those of the most salient patches, vision/saliency.py; equal ones: the newer)."""
 
     def __post_init__(self) -> None:
-        require(self.mode in ("off", "on"), "ladder.mode", self.mode, "off or on")
-        require_finite("ladder.int8", self.int8, 0.0, 0.95)
-        require_finite("ladder.int4", self.int4, 0.0, 0.95)
+        require(self.mode in ("off", "on"), "quantized.mode", self.mode, "off or on")
+        require_finite("quantized.int8", self.int8, 0.0, 0.95)
+        require_finite("quantized.int4", self.int4, 0.0, 0.95)
         packed = round(self.int8 + self.int4, 9)
-        require(packed <= 0.95, "ladder.int8 + ladder.int4", packed, "at most 0.95")
-        require(packed > 0, "ladder.int8 + ladder.int4", packed, "above 0")
-        require_finite("ladder.group", self.group, 2, 1024)
-        require(self.order in LADDER_ORDERS, "ladder.order", self.order, "one of " + ", ".join(LADDER_ORDERS))
+        require(packed <= 0.95, "quantized.int8 + quantized.int4", packed, "at most 0.95")
+        require(packed > 0, "quantized.int8 + quantized.int4", packed, "above 0")
+        require_finite("quantized.group", self.group, 2, 1024)
+        require(self.order in QUANTIZED_ORDERS, "quantized.order", self.order, "one of " + ", ".join(QUANTIZED_ORDERS))
 
 
 PRECISIONS = ("fp16", "int8", "int4")
@@ -226,7 +226,7 @@ class ArchiveSettings:
 
     budget_mib: float = 0.0
     """Hard cap in MiB of everything the archive owns, in memory and on disk together; 0 switches it off."""
-    place: str = "memory"
+    path: str = "memory"
     """"memory", or a folder that holds one preallocated file and survives a restart."""
     precision: str = "fp16"
     """fp16 | int8 | int4: how keys and values are stored; look-up keys are always float16."""
@@ -238,7 +238,7 @@ class ArchiveSettings:
     """Patches around a telling patch that are kept with it, in rows and columns of the patch grid."""
     compare_frames: int = 4
     """How many frames before are compared: a patch that any of them already held is redundant."""
-    lookup_keys: int = 4
+    index_keys: int = 4
     """Patch keys a frame that the experts search, the most telling first."""
     mean_key: bool = True
     """Whether the mean key of all patches is kept for look-up too (needed for ``patch_pooling: mean``)."""
@@ -253,13 +253,13 @@ class ArchiveSettings:
 
     def __post_init__(self) -> None:
         require_finite("archive.budget_mib", self.budget_mib, 0.0, 1 << 24)
-        require(bool(self.place.strip()), "archive.place", self.place, "'memory' or a folder")
+        require(bool(self.path.strip()), "archive.path", self.path, "'memory' or a folder")
         require(self.precision in PRECISIONS, "archive.precision", self.precision, "one of " + ", ".join(PRECISIONS))
         require_finite("archive.keep_ratio", self.keep_ratio, 0.01, 1.0)
         require_finite("archive.frame_patches", self.frame_patches, 0, 1 << 15)
         require_finite("archive.guard", self.guard, 0, 8)
         require_finite("archive.compare_frames", self.compare_frames, 1, 64)
-        require_finite("archive.lookup_keys", self.lookup_keys, 1, 1024)
+        require_finite("archive.index_keys", self.index_keys, 1, 1024)
         require_finite("archive.thumbnail_bytes", self.thumbnail_bytes, 0, 1 << 20)
         require_finite("archive.age_weight", self.age_weight, 0.0, 4.0)
         require_finite("archive.novelty_weight", self.novelty_weight, 0.0, 8.0)
@@ -305,7 +305,7 @@ class RetrievalSettings:
     """Ranked frames closer than this in time, of one camera, are one moment."""
     moment_frames: int = 2
     """Frames of one moment brought back, at most."""
-    spread: str = "auto"
+    temporal_diversity: str = "auto"
     """auto | always | never: for questions of order, take moments spread over time, one per distinct object."""
     context: str = "auto"
     """newest | arena | auto: what is seen beside the retrieved frames, the newest frames or all that the arena holds;
@@ -313,7 +313,7 @@ class RetrievalSettings:
     as many frames as fit into the arena."""
     positions: str = "consecutive"
     """consecutive | original: retrieved frames right before what is seen beside them, or where they were seen."""
-    room_tokens: int = 0
+    capacity_tokens: int = 0
     """Slots planned for retrieved frames; 0 takes top_k times the first frame's tokens."""
     pending_pictures: int = 32
     """Pictures that may wait for an idle moment to be embedded by the external expert."""
@@ -330,13 +330,13 @@ class RetrievalSettings:
             ("query", ("last", "mean")),
             ("patch_pooling", ("max", "mean")),
             ("head_pooling", ("mean", "max")),
-            ("spread", ("auto", "always", "never")),
+            ("temporal_diversity", ("auto", "always", "never")),
             ("positions", POSITIONS),
             ("context", ("auto", "newest", "arena")),
         ):
             value = getattr(self, name)
             require(value in choices, f"retrieval.{name}", value, "one of " + ", ".join(choices))
-        require_finite("retrieval.room_tokens", self.room_tokens, 0, 1 << 24)
+        require_finite("retrieval.capacity_tokens", self.capacity_tokens, 0, 1 << 24)
         require_finite("retrieval.pending_pictures", self.pending_pictures, 0, 4096)
         require_finite("retrieval.internal_weight", self.internal_weight, 0.0, 1000.0)
         require_finite("retrieval.external_weight", self.external_weight, 0.0, 1000.0)
@@ -354,7 +354,7 @@ class StreamSettings:
     memory: MemorySettings = field(default_factory=MemorySettings)
     gate: GateSettings = field(default_factory=GateSettings)
     saliency: SaliencySettings = field(default_factory=SaliencySettings)
-    ladder: LadderSettings = field(default_factory=LadderSettings)
+    quantized: QuantizedSettings = field(default_factory=QuantizedSettings)
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
     seed: int = 0

@@ -42,7 +42,7 @@ class PlannedQuestion:
 
 
 def plan_typical(texts: Sequence[str], frames: int) -> list[PlannedQuestion]:
-    """Spread questions with unknown answers over the later part of a stream of so many frames."""
+    """Percentiles questions with unknown answers over the later part of a stream of so many frames."""
     moments = _moments(len(texts), frames)
     return [PlannedQuestion(text, at, frames - 1) for text, at in zip(texts, moments, strict=True)]
 

@@ -214,7 +214,7 @@ def share_budget_mib(cell: Cell, model: VideoLanguageModel, store: FrameStore, e
     largest = max(grids.values(), default=1)
     reserve = len(model.suffix_ids("")) + settings.memory.max_question_tokens + settings.memory.max_answer_tokens
     if settings.archive.enabled:
-        reserve += settings.retrieval.room_tokens or settings.retrieval.top_k * largest
+        reserve += settings.retrieval.capacity_tokens or settings.retrieval.top_k * largest
     slots = math.ceil(cell.budget_share * tokens)
     needed = smallest_budget(model.shape, len(model.prefix_ids), reserve, slots)
     return math.ceil(needed * 1024 / MIB) / 1024

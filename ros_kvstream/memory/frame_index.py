@@ -27,7 +27,7 @@ class FrameRecord:
     """Counts the jumps of the clock before this frame; frames of older segments are never "now"."""
 
 
-class FrameLog:
+class FrameIndex:
     """Frame ids in order of arrival, with their records."""
 
     def __init__(self, first_id: int = 0) -> None:

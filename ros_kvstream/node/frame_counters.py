@@ -55,7 +55,7 @@ class CameraCount:
                            self.gated + other.gated, self.dropped + other.dropped)
 
 
-class FrameAccount:
+class FrameCounters:
     """Counts frames per camera from configure on. Called from any thread; never blocks for long."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ WINDOW_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Spread:
+class Percentiles:
     """Median, 95th percentile and maximum of the values in the window; all 0 when there are none."""
 
     count: int = 0
@@ -25,7 +25,7 @@ class Spread:
         return f"p50 {self.p50:.2f}, p95 {self.p95:.2f}, max {self.maximum:.2f} ({self.count})"
 
 
-class Meters:
+class Metrics:
     """Named series of values over a window of time. Called from any thread; memory is bounded."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS, values: int = 4096) -> None:
@@ -41,14 +41,14 @@ class Meters:
             series = self._series.setdefault(name, deque(maxlen=self._values))
             series.append((time.monotonic(), value))
 
-    def spread(self, name: str) -> Spread:
-        """Spread of a series over the window."""
+    def spread(self, name: str) -> Percentiles:
+        """Percentiles of a series over the window."""
         values = [value for _, value in self._recent(name)]
         if not values:
-            return Spread()
+            return Percentiles()
         ordered = sorted(values)
         last = len(ordered) - 1
-        return Spread(len(ordered), ordered[last // 2], ordered[round(0.95 * last)], ordered[last], values[-1])
+        return Percentiles(len(ordered), ordered[last // 2], ordered[round(0.95 * last)], ordered[last], values[-1])
 
     def rate(self, name: str, seconds: float = 5.0) -> float:
         """Values per second over the last ``seconds``."""

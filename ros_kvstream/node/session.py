@@ -10,7 +10,7 @@ from typing import Any
 
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.compressed_images import compressed_to_rgb
-from ros_kvstream.node.frame_counters import FrameAccount
+from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue
 from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
 from ros_kvstream.node.memory_files import memory_file
@@ -25,7 +25,7 @@ class Session:
 
     worker: Worker
     frames: FrameQueue
-    account: FrameAccount
+    counters: FrameCounters
     policy: str
     camera_settings: tuple[CameraSettings, ...]
     model: str = ""
@@ -43,10 +43,10 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) 
     :raises KvStreamError: when the parameters do not go together.
     """
     settings, depth = parameters.stream_settings(), parameters.depth()
-    account = FrameAccount()
-    frames = FrameQueue(parameters.value("ingest.queue_frames"), account)
-    worker = Worker(frames, account, lambda message: convert(message, depth), events)
-    session = Session(worker, frames, account, settings.memory.policy, parameters.cameras())
+    counters = FrameCounters()
+    frames = FrameQueue(parameters.value("ingest.queue_frames"), counters)
+    worker = Worker(frames, counters, lambda message: convert(message, depth), events)
+    session = Session(worker, frames, counters, settings.memory.policy, parameters.cameras())
     done: Future[Session] = Future()
 
     def complete(made: Future[Memory]) -> None:

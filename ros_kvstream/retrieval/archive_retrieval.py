@@ -23,7 +23,7 @@ from ros_kvstream.memory.frame_index import FrameRecord
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.retrieval.external import ExternalEncoder, make_encoder
 from ros_kvstream.retrieval.retriever import Retriever
-from ros_kvstream.retrieval.token_indices import cell_numbers
+from ros_kvstream.retrieval.token_indices import token_indices
 from ros_kvstream.settings import ArchiveSettings, RetrievalSettings
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def default_layers(layers: int) -> tuple[int, ...]:
     return tuple(sorted({layers // 3, layers - 1}))
 
 
-class Recall:
+class ArchiveRetrieval:
     """An archive beside the arena. Made once; the archive itself is allocated when the first frame's size is known."""
 
     def __init__(self, archive: ArchiveSettings, retrieval: RetrievalSettings, model: VideoLanguageModel) -> None:
@@ -67,7 +67,7 @@ class Recall:
         self.layers = retrieval.layers or default_layers(model.shape.layers)
         if max(self.layers) >= model.shape.layers:
             raise SettingsError(f"retrieval.layers = {self.layers}: the model has layers 0 to {model.shape.layers - 1}")
-        largest = archive.frame_patches + model.frame_text_room if archive.frame_patches else 0
+        largest = archive.frame_patches + model.frame_text_tokens if archive.frame_patches else 0
         plan_archive(self._shape(largest or 1), archive)
         if largest:
             self._open(largest)
@@ -78,7 +78,7 @@ class Recall:
             layers=shape.layers,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
-            lookup_layers=self.layers,
+            index_layers=self.layers,
             patches=patches,
             embedding=self.encoder.size if self.encoder else 0,
             cameras=CAMERAS,
@@ -103,9 +103,9 @@ class Recall:
                 self._failure = str(error)
                 log.warning("archive: %s", error)
 
-    def room(self, frame_tokens: int) -> int:
+    def slots_needed(self, frame_tokens: int) -> int:
         """Slots to plan for retrieved frames of this many visual tokens."""
-        return self.settings.room_tokens or self.settings.top_k * frame_tokens
+        return self.settings.capacity_tokens or self.settings.top_k * frame_tokens
 
     @property
     def retriever(self) -> Retriever | None:
@@ -146,7 +146,7 @@ class Recall:
                     values[:, :, rows],
                     stamp_end=record.stamp_end,
                     thumbnail=self._thumbnail(frame),
-                    patches=cell_numbers(self._model, tokens),
+                    patches=token_indices(self._model, tokens),
                 )
             )
             if taken and self.encoder is not None:
@@ -197,7 +197,7 @@ class Recall:
         self.archive.complete(frame_id, embedding=self.encoder.embed_image(picture))
         return True
 
-    def settle(self) -> None:
+    def embed_pending(self) -> None:
         """Embed all waiting pictures, so that a question finds them."""
         while self.idle():
             pass
@@ -224,7 +224,7 @@ class Recall:
 
     def finish(self) -> None:
         """Bring everything that is on its way into the archive."""
-        self.settle()
+        self.embed_pending()
         if self.archive is not None:
             self.archive.wait()
 
@@ -236,6 +236,6 @@ class Recall:
 
     def close(self) -> None:
         """Write what is queued and close the archive."""
-        self.settle()
+        self.embed_pending()
         if self.archive is not None:
             self.archive.close()

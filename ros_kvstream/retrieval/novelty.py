@@ -21,7 +21,7 @@ SMALLEST_CHUNK = 64
 """Frames looked at together, at least."""
 
 
-def news_scores(archive: Archive, allowed: NDArray[np.bool_]) -> NDArray[np.float32]:
+def novelty_scores(archive: Archive, allowed: NDArray[np.bool_]) -> NDArray[np.float32]:
     """How new each frame was: the mean over searched layers, and the external embedding, of standardised novelties.
 
     :param allowed: slots that are scored, [slots].
@@ -30,9 +30,9 @@ def news_scores(archive: Archive, allowed: NDArray[np.bool_]) -> NDArray[np.floa
     """
     table, plan = archive.table, archive.plan
     scored = allowed & table.frames["live"]
-    counts = torch.from_numpy(table.frames["lookups"].astype("int64"))
+    counts = torch.from_numpy(table.frames["index_count"].astype("int64"))
     first = int(plan.settings.mean_key)
-    planes = [(plane, counts, first) for plane in table.lookup]
+    planes = [(plane, counts, first) for plane in table.index_keys]
     total, parts = np.zeros(len(scored), np.float32), 0
     if plan.shape.embedding and bool(table.frames["embedded"][scored].all()):
         planes.append((table.embeddings[:, None], torch.ones_like(counts), 0))
@@ -51,7 +51,7 @@ def news_scores(archive: Archive, allowed: NDArray[np.bool_]) -> NDArray[np.floa
 
 def _chunks(archive: Archive, scored: NDArray[np.bool_]) -> Iterator[tuple[Tensor, slice]]:
     """Slots of one camera in the order of time, chunk by chunk with the neighbours of both ends; which are its own."""
-    frames, size = archive.table.frames, max(SMALLEST_CHUNK, archive.plan.lookup_chunk)
+    frames, size = archive.table.frames, max(SMALLEST_CHUNK, archive.plan.index_chunk)
     for camera in np.unique(frames["camera"][scored]):
         slots = np.flatnonzero(scored & (frames["camera"] == camera))
         slots = slots[np.lexsort((frames["frame_id"][slots], frames["stamp"][slots]))]

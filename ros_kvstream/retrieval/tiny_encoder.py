@@ -1,4 +1,4 @@
-"""A small image-text encoder trained on patrol streams (ros_kvstream/evaluation/encoder_training.py).
+"""A small image-text encoder trained on patrol streams (training/encoder.py).
 
 Pictures go through four convolutions whose strongest response anywhere counts; a question is the sum of its words'
 vectors. It knows the patrol world's words and no others, and does for the demo what a CLIP does for a robot.

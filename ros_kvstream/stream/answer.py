@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ros_kvstream.errors import QuestionCancelled, QuestionError
 from ros_kvstream.memory.arena import Arena, Chunk
-from ros_kvstream.memory.frame_index import FrameLog
+from ros_kvstream.memory.frame_index import FrameIndex
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.records import FrameEvidence, LatencyBreakdown
 from ros_kvstream.retrieval.attention_evidence import attention_mass
@@ -60,11 +60,11 @@ class Answerer:
     """Answers one question at a time from the arena as it stands, and leaves no trace in it."""
 
     def __init__(
-        self, model: VideoLanguageModel, arena: Arena, log: FrameLog, builder: ContextBuilder | None = None
+        self, model: VideoLanguageModel, arena: Arena, frame_index: FrameIndex, builder: ContextBuilder | None = None
     ) -> None:
         self.model = model
         self.arena = arena
-        self.log = log
+        self.frame_index = frame_index
         self.builder = builder
 
     def answer(
@@ -114,7 +114,7 @@ class Answerer:
             context = self.builder.build(question, ids, start, filters, room)
             if context is not None and (context.shown or context.evidence or not limits.filtered):
                 return context
-        frames = self.log.matching(limits.camera, limits.since, limits.until)
+        frames = self.frame_index.matching(limits.camera, limits.since, limits.until)
         if not limits.filtered:
             return Context(None, tuple(frames), ())
         if not frames:
@@ -165,7 +165,7 @@ class Answerer:
         ranked = sorted((frame for frame in mass if frame in allowed), key=lambda frame: (-mass[frame], -frame))
         evidence = list(context.evidence)
         for frame in ranked[: max(0, MAX_EVIDENCE - len(evidence))]:
-            record = self.log[frame]
+            record = self.frame_index[frame]
             share = min(1.0, kept.get(frame, 0.0) / max(record.tokens, 1))
             evidence.append(
                 FrameEvidence(frame, record.stamp, record.stamp_end, record.camera, mass[frame], kept_share=share)

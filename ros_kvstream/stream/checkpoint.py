@@ -58,8 +58,8 @@ def save_memory(memory: VideoMemory, path: Path) -> SavedMemory:
     :raises MemoryFileError: when the file cannot be written.
     """
     memory._flush()
-    if memory.recall is not None:
-        memory.recall.finish()
+    if memory.archive_retrieval is not None:
+        memory.archive_retrieval.finish()
     state = _state(memory)
     tensors = dict(_tensors(memory, state))
     state |= {"checks": {name: _check(tensor) for name, tensor in tensors.items()}}
@@ -108,7 +108,7 @@ def _tensors(memory: VideoMemory, state: dict[str, Any]) -> Iterator[tuple[str, 
 
 
 def _archive(memory: VideoMemory) -> Archive | None:
-    return memory.recall.archive if memory.recall is not None else None
+    return memory.archive_retrieval.archive if memory.archive_retrieval is not None else None
 
 
 def _plain(thing: object) -> dict[str, Any]:
@@ -120,14 +120,14 @@ def _plain(thing: object) -> dict[str, Any]:
 
 def _state(memory: VideoMemory) -> dict[str, Any]:
     """Everything beside the tensors, as JSON can hold it."""
-    log, archive = memory.log, _archive(memory)
+    log, archive = memory.frame_index, _archive(memory)
     return {
         "archive": snapshot_state(archive) if archive is not None else None,
         "fingerprint": _fingerprint(memory),
         "plan": _plain(memory.arena.plan),
         "policy": memory.settings.memory.policy,
         "arena": _plain(memory.arena),
-        "clock": _plain(memory.clock),
+        "clock": _plain(memory.positions),
         "memory": {name: getattr(memory, name) for name in _OWN},
         "records": [asdict(log[frame]) for frame in log.matching("", 0.0, 0.0)],
         "cameras": log._cameras,
@@ -240,9 +240,9 @@ def _write(file: Any, tensors: dict[str, Tensor], metadata: dict[str, str]) -> N
 
 def _restore(memory: VideoMemory, file: Any, state: dict[str, Any]) -> None:
     records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
-    memory.log.clear()
-    if memory.recall is not None:
-        memory.recall.empty(records.values())
+    memory.frame_index.clear()
+    if memory.archive_retrieval is not None:
+        memory.archive_retrieval.empty(records.values())
     memory._start()
     for name, tensor in _tensors(memory, state):
         found = file.get_slice(name)
@@ -251,10 +251,10 @@ def _restore(memory: VideoMemory, file: Any, state: dict[str, Any]) -> None:
     archive, archived = _archive(memory), state.get("archive")
     if archive is not None and archived is not None and archived["kind"] == "memory":
         restore_state(archive, archived)
-    for target, part in ((memory.arena, "arena"), (memory.clock, "clock"), (memory, "memory")):
+    for target, part in ((memory.arena, "arena"), (memory.positions, "clock"), (memory, "memory")):
         _set_plain(target, state[part])
     memory.arena._generation += 1
-    log = memory.log
+    log = memory.frame_index
     log._records = records
     log._cameras = dict(state["cameras"])
     log._next = max(log.next_id, state["next_id"])

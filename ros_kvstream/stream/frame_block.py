@@ -16,7 +16,7 @@ LONGEST_PAIR_SECONDS = 2.0
 
 
 @dataclass
-class WaitingGrid:
+class PendingGrid:
     """One temporal grid that has not been prefilled yet: one frame, or two of the same camera and size."""
 
     frame_id: int
@@ -63,12 +63,12 @@ class FrameBlock:
         """:param limit: grids that are prefilled together; :param frames_per_grid: real frames in each."""
         self._limit = limit
         self._frames_per_grid = frames_per_grid
-        self._grids: list[WaitingGrid] = []
+        self._grids: list[PendingGrid] = []
 
     def __len__(self) -> int:
         return len(self._grids)
 
-    def __iter__(self) -> Iterator[WaitingGrid]:
+    def __iter__(self) -> Iterator[PendingGrid]:
         return iter(self._grids)
 
     @property
@@ -86,10 +86,10 @@ class FrameBlock:
         """Whether no frame at all could be added any more."""
         return self.crowded and not any(self._open(grid) for grid in self._grids)
 
-    def _open(self, grid: WaitingGrid) -> bool:
+    def _open(self, grid: PendingGrid) -> bool:
         return len(grid.frames) < self._frames_per_grid
 
-    def partner(self, camera: str, grid: tuple[int, int], stamp: float) -> WaitingGrid | None:
+    def partner(self, camera: str, grid: tuple[int, int], stamp: float) -> PendingGrid | None:
         """The waiting grid that a frame joins: of its camera and size, and not long before it; else None."""
         for waiting in reversed(self._grids):
             if waiting.camera == camera:
@@ -97,7 +97,7 @@ class FrameBlock:
                 return waiting if self._open(waiting) and waiting.grid == grid and close else None
         return None
 
-    def add(self, waiting: WaitingGrid) -> None:
+    def add(self, waiting: PendingGrid) -> None:
         """Open a grid with its first frame."""
         self._grids.append(waiting)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.settings import StreamSettings
-from ros_kvstream.vision.frame_filter import FrameThinner
+from ros_kvstream.vision.frame_filter import FrameFilter
 
 if TYPE_CHECKING:
     from ros_kvstream.stream.memory import VideoMemory
 
-_RANKING_FIXED = ("external", "layers", "room_tokens", "pending_pictures")
+_RANKING_FIXED = ("external", "layers", "capacity_tokens", "pending_pictures")
 """Settings of retrieval that decide what is loaded or planned."""
 
 
@@ -35,8 +35,8 @@ def reconfigure(memory: VideoMemory, settings: StreamSettings) -> None:
                       camera_shares=wanted.camera_shares)  # fmt: skip
     ranking = replace(settings.retrieval, **{name: getattr(now.retrieval, name) for name in _RANKING_FIXED})
     if (settings.gate, settings.saliency) != (now.gate, now.saliency):
-        memory.thinner = FrameThinner(settings.gate, settings.saliency)
-    if memory.recall is not None:
-        memory.recall.settings = ranking
+        memory.frame_filter = FrameFilter(settings.gate, settings.saliency)
+    if memory.archive_retrieval is not None:
+        memory.archive_retrieval.settings = ranking
     memory.policy = policy
     memory.settings = replace(now, memory=changed, gate=settings.gate, saliency=settings.saliency, retrieval=ranking)

@@ -13,26 +13,26 @@ from numpy.typing import NDArray
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionError
 from ros_kvstream.memory.arena import NO_FRAME, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
-from ros_kvstream.memory.frame_index import FrameLog, FrameRecord
+from ros_kvstream.memory.frame_index import FrameIndex, FrameRecord
 from ros_kvstream.memory.kept_patches import kept_patches
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.policies.camera_shares import CameraShares, camera_weights
-from ros_kvstream.memory.positions import make_clock
+from ros_kvstream.memory.positions import make_positions
 from ros_kvstream.memory.quantized.arena import make_arena
-from ros_kvstream.memory.quantized.plan import LadderPlan, plan_ladder
+from ros_kvstream.memory.quantized.plan import QuantizedPlan, plan_quantized
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.records import Answer, MemoryStats, Observation
-from ros_kvstream.retrieval.archive_retrieval import Recall
+from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
 from ros_kvstream.retrieval.context import ContextBuilder
 from ros_kvstream.settings import StreamSettings
 from ros_kvstream.stream.answer import Answerer, AnswerLimits
 from ros_kvstream.stream.checkpoint import SavedMemory, load_memory, save_memory
-from ros_kvstream.stream.frame_block import FrameBlock, WaitingGrid, check_grids
+from ros_kvstream.stream.frame_block import FrameBlock, PendingGrid, check_grids
 from ros_kvstream.stream.live_settings import check_settings, reconfigure
 from ros_kvstream.stream.memory_figures import memory_stats
 from ros_kvstream.vision.frame_check import check_frame
-from ros_kvstream.vision.frame_filter import FrameThinner
+from ros_kvstream.vision.frame_filter import FrameFilter
 from ros_kvstream.vision.saliency import saliency_map
 
 
@@ -52,16 +52,16 @@ class VideoMemory:
         self.policy = make_policy(memory.policy, memory.policy_options)
         self._limit = min(memory.position_limit or self.model.position_limit, self.model.position_limit)
         self._overhead = len(self.model.suffix_ids(""))
-        self.recall: Recall | None = None
+        self.archive_retrieval: ArchiveRetrieval | None = None
         if self.settings.archive.enabled:
-            self.recall = Recall(self.settings.archive, self.settings.retrieval, self.model)
+            self.archive_retrieval = ArchiveRetrieval(self.settings.archive, self.settings.retrieval, self.model)
         self._text_room = self._overhead + memory.max_question_tokens + memory.max_answer_tokens
-        self._reserve = self._text_room + (self.recall.room(0) if self.recall else 0)
+        self._reserve = self._text_room + (self.archive_retrieval.slots_needed(0) if self.archive_retrieval else 0)
         self._first_frame = self._largest_frame = 1
-        self.log = FrameLog(self.recall.first_frame_id if self.recall else 0)
+        self.frame_index = FrameIndex(self.archive_retrieval.first_frame_id if self.archive_retrieval else 0)
         plan = self._plan(memory.budget_mib, 1)
-        self.arena = make_arena(plan, self.model.rotary, self.model.device, self.settings.ladder.order)
-        self.thinner = FrameThinner(self.settings.gate, self.settings.saliency)
+        self.arena = make_arena(plan, self.model.rotary, self.model.device, self.settings.quantized.order)
+        self.frame_filter = FrameFilter(self.settings.gate, self.settings.saliency)
         self._budget_mib = memory.budget_mib
         self._counters = {"seen": 0, "kept": 0, "gated": 0, "questions": 0}
         self._start()
@@ -72,8 +72,8 @@ class VideoMemory:
             "reserve": self._reserve,
             "frame_tokens": frame_tokens * self.settings.memory.block_frames,
         }
-        if self.settings.ladder.mode == "on":
-            return plan_ladder(self.model.shape, budget, self.settings.ladder, **room)
+        if self.settings.quantized.mode == "on":
+            return plan_quantized(self.model.shape, budget, self.settings.quantized, **room)
         return plan_budget(self.model.shape, budget, **room)
 
     def _start(self) -> None:
@@ -82,7 +82,7 @@ class VideoMemory:
         memory = self.settings.memory
         self._block = FrameBlock(memory.block_frames, memory.frames_per_grid)
         self._newest_of: dict[str, int] = {}
-        self.thinner.reset()
+        self.frame_filter.reset()
         self._largest_side = 1
         self.arena.clear()
         ids = self.model.prefix_ids
@@ -92,7 +92,7 @@ class VideoMemory:
     def _start_clock(self) -> None:
         """Positions from the prompt's end on; where frames take as many as they have tokens, retrieved ones do too."""
         room = self._reserve if self.model.layout.sequential else self._text_room
-        self.clock = make_clock(len(self.model.prefix_ids), self.model.tokens_per_second, self._limit, room)
+        self.positions = make_positions(len(self.model.prefix_ids), self.model.tokens_per_second, self._limit, room)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -110,17 +110,17 @@ class VideoMemory:
             return redundant
         kept, saliency = self._salient(frame, stamp, camera, (rows, columns))
         tokens = rows * columns if kept is None else int(kept.sum())
-        seconds = self.clock.seconds(stamp)
+        seconds = self.positions.seconds(stamp)
         waiting, timings = self._block.partner(camera, (rows, columns), stamp), (0.0, 0.0, 0.0)
         if waiting is not None:
             waiting.join(frame, seconds, kept, saliency)
-            self.log.extend(waiting.frame_id, stamp)
+            self.frame_index.extend(waiting.frame_id, stamp)
         else:
             if self._block.crowded:
                 self._newest_of.pop(camera, None)  # were the block lost, the gate would compare with this frame
                 timings = self._flush()
-            record = self.log.add(stamp, camera, tokens)
-            waiting = WaitingGrid(record.frame_id, camera, (rows, columns), stamp, (frame,), (seconds,), kept, saliency)
+            record = self.frame_index.add(stamp, camera, tokens)
+            waiting = PendingGrid(record.frame_id, camera, (rows, columns), stamp, (frame,), (seconds,), kept, saliency)
             self._block.add(waiting)
             self._newest_of[camera] = record.frame_id
         self._counters["seen"] += 1
@@ -131,15 +131,15 @@ class VideoMemory:
     def _gate(self, frame: Frame, stamp: float, camera: str) -> Observation | None:
         """Fold a redundant frame into the newest kept one of its camera; None where it is to be computed."""
         newest = self._newest_of.get(camera, NO_FRAME)
-        if newest not in self.log:
-            self.thinner.forget(camera)  # what it would be folded into has been evicted
-        if self.thinner.decide(frame, stamp, camera).kept:
+        if newest not in self.frame_index:
+            self.frame_filter.forget(camera)  # what it would be folded into has been evicted
+        if self.frame_filter.decide(frame, stamp, camera).kept:
             return None
         self._counters["seen"] += 1
         self._counters["gated"] += 1
-        self.log.extend(newest, stamp)
-        if self.recall is not None:
-            self.recall.extend(newest, stamp)
+        self.frame_index.extend(newest, stamp)
+        if self.archive_retrieval is not None:
+            self.archive_retrieval.extend(newest, stamp)
         return Observation(newest, False, 0)
 
     def _salient(
@@ -147,9 +147,9 @@ class VideoMemory:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Patches of a kept frame that are prefilled, None for all, and their saliency where the ladder asks for it."""
         resized, saliency = (grid[0] * self.model.patch_side, grid[1] * self.model.patch_side), None
-        if isinstance(self.arena.plan, LadderPlan) and self.arena.plan.by_saliency:
+        if isinstance(self.arena.plan, QuantizedPlan) and self.arena.plan.by_saliency:
             saliency = saliency_map(frame, *grid, resized)
-        kept = self.thinner.patches(frame, stamp, camera, grid, resized, saliency)
+        kept = self.frame_filter.patches(frame, stamp, camera, grid, resized, saliency)
         return (
             None if kept is None else torch.from_numpy(kept),
             None if saliency is None else torch.from_numpy(saliency).half().flatten(),
@@ -164,17 +164,17 @@ class VideoMemory:
                 self._plan_room(tokens)
             except KvStreamError as error:
                 raise FrameError(f"frame of {size} pixels takes {tokens} slots: {error}") from error
-            span = self.model.layout.span(rows, columns) + self.model.frame_text_room
-            if span > self.clock.largest_span:
-                raise FrameError(f"frame of {size} pixels takes {span} positions, {self.clock.largest_span} at most")
+            span = self.model.layout.span(rows, columns) + self.model.frame_text_tokens
+            if span > self.positions.largest_span:
+                raise FrameError(f"frame of {size} pixels takes {span} positions, {self.positions.largest_span} at most")
             self._largest_frame = tokens
 
     def _plan_room(self, tokens: int) -> None:
         """Check that frames of this size fit; the first one also tells how much room retrieved frames need."""
         if self._largest_frame == 1:
             self._first_frame = tokens
-        if self.recall is not None and self._largest_frame == 1:
-            before, self._reserve = self._reserve, self._text_room + self.recall.room(tokens)
+        if self.archive_retrieval is not None and self._largest_frame == 1:
+            before, self._reserve = self._reserve, self._text_room + self.archive_retrieval.slots_needed(tokens)
             try:
                 plan = self._plan(self._budget_mib, tokens)
                 self._start_clock()
@@ -182,10 +182,10 @@ class VideoMemory:
                 self._reserve = before
                 raise
             self.arena.resize(plan)
-            self.recall.prepare(tokens)
-            self.log = FrameLog(self.recall.first_frame_id)
+            self.archive_retrieval.prepare(tokens)
+            self.frame_index = FrameIndex(self.archive_retrieval.first_frame_id)
         plan = self._plan(self._budget_mib, tokens)
-        if isinstance(plan, LadderPlan):  # a larger block needs a larger full-precision part
+        if isinstance(plan, QuantizedPlan):  # a larger block needs a larger full-precision part
             self._move_to(plan)
 
     def _move_to(self, plan: BudgetPlan) -> None:
@@ -201,7 +201,7 @@ class VideoMemory:
         """
         if not self._block:
             return 0.0, 0.0, 0.0
-        frames, records = self._block.frames, [self.log[waiting.frame_id] for waiting in self._block]
+        frames, records = self._block.frames, [self.frame_index[waiting.frame_id] for waiting in self._block]
         try:
             started = time.perf_counter()
             encoded = [
@@ -215,11 +215,11 @@ class VideoMemory:
             ready = time.perf_counter()
             self._prefill(encoded, records)
             done = time.perf_counter()
-            if self.recall is not None:
-                self.recall.remember(self.arena, [waiting.frames[0] for waiting in self._block], encoded, records)
+            if self.archive_retrieval is not None:
+                self.archive_retrieval.remember(self.arena, [waiting.frames[0] for waiting in self._block], encoded, records)
         except BaseException:
             self._counters["seen"] -= frames
-            self.log.forget(record.frame_id for record in records)
+            self.frame_index.forget(record.frame_id for record in records)
             raise
         else:
             self._counters["kept"] += frames
@@ -233,10 +233,10 @@ class VideoMemory:
         for tokens, record, waiting in zip(encoded, records, self._block, strict=True):
             self._largest_side = max(self._largest_side, tokens.rows, tokens.columns)
             start = self._advance(record, tokens, positions) + tokens.before
-            positions.append(self.model.frame_positions(start, tokens.rows, tokens.columns, tokens.places))
+            positions.append(self.model.frame_positions(start, tokens.rows, tokens.columns, tokens.coordinates))
             count = len(tokens.embeddings)
             frames.append(torch.full((count,), record.frame_id, dtype=torch.int32))
-            cameras.append(torch.full((count,), self.log.camera_id(record.camera), dtype=torch.int16))
+            cameras.append(torch.full((count,), self.frame_index.camera_id(record.camera), dtype=torch.int16))
             saliency += [tokens.of_patches(waiting.saliency)] if waiting.saliency is not None else []
         embeddings = torch.cat([tokens.embeddings for tokens in encoded])
         table = torch.cat(positions), torch.cat(frames), torch.cat(cameras), torch.cat(saliency) if saliency else None
@@ -245,13 +245,13 @@ class VideoMemory:
     def _advance(self, record: FrameRecord, tokens: FrameTokens, before: list[torch.Tensor]) -> int:
         """First position of a frame; all in use, and those ``before`` in its block, are re-based where they need it."""
         span = self.model.frame_span(tokens)
-        change = self.clock.rebase(record.stamp, span)
+        change = self.positions.rebase(record.stamp, span)
         if change is not None:
             self.arena.replace_positions(change)
             for positions in before:
                 positions[:, 0] = change(positions[:, 0])
-        start = self.clock.advance(record.stamp, span)
-        self.log.set_prefilled(record.frame_id, self.clock.segment, len(tokens.embeddings))
+        start = self.positions.advance(record.stamp, span)
+        self.frame_index.set_prefilled(record.frame_id, self.positions.segment, len(tokens.embeddings))
         return start
 
     def _append(self, embeddings: torch.Tensor, chunk: Chunk, *, frames: bool) -> None:
@@ -271,14 +271,14 @@ class VideoMemory:
         if used + tokens > int(slots * memory.high_water) and used > keep:
             self.policy.check(used, tokens, keep)
             self._compact(keep)
-        self.arena.settle(tokens)
+        self.arena.demote(tokens)
 
     def _compact(self, keep: int) -> None:
         """Let the policy choose for every layer (may fail, changes nothing), then move (cannot fail half way)."""
-        weights = camera_weights(self.settings.memory.camera_shares, self.log.cameras)
+        weights = camera_weights(self.settings.memory.camera_shares, self.frame_index.cameras)
         self.arena.compact(CameraShares(self.policy, weights), keep)
         waiting = [waiting.frame_id for waiting in self._block]
-        self.log.retain([*self.arena.frames_kept(), *waiting])
+        self.frame_index.retain([*self.arena.frames_kept(), *waiting])
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -306,16 +306,16 @@ class VideoMemory:
         started = time.perf_counter()
         self._flush()
         flush_ms = 1e3 * (time.perf_counter() - started)
-        if self.log.newest() is None:
+        if self.frame_index.newest() is None:
             raise QuestionError("there is no frame yet: wait until the camera has been seen")
         builder = None
-        if self.recall is not None:
-            builder = ContextBuilder(self.model, self.arena, self.log, self.clock, self.recall)
-        answerer = Answerer(self.model, self.arena, self.log, builder)
-        start = self.model.text_start(self.clock.newest, self._largest_side)
+        if self.archive_retrieval is not None:
+            builder = ContextBuilder(self.model, self.arena, self.frame_index, self.positions, self.archive_retrieval)
+        answerer = Answerer(self.model, self.arena, self.frame_index, builder)
+        start = self.model.text_start(self.positions.newest, self._largest_side)
         text, evidence, latency, reason = answerer.answer(question, ids, start, limits, flush_ms, should_stop, on_token)
         self._counters["questions"] += 1
-        return Answer(question, text, evidence, latency, self.stats(), self.log.newest_stamp(), reason)
+        return Answer(question, text, evidence, latency, self.stats(), self.frame_index.newest_stamp(), reason)
 
     def _question_ids(self, question: str) -> list[int]:
         if not question or not question.strip():
@@ -368,9 +368,9 @@ class VideoMemory:
 
     def clear(self) -> None:
         """Forget every frame; the budget, the model and the counters stay."""
-        self.log.clear()
-        if self.recall is not None:
-            self.recall.clear()
+        self.frame_index.clear()
+        if self.archive_retrieval is not None:
+            self.archive_retrieval.clear()
         self._start()
 
     def kept_patches(self, frame_ids: Iterable[int]) -> dict[int, NDArray[np.float32]]:
@@ -388,11 +388,11 @@ class VideoMemory:
     def close(self) -> None:
         """Forget everything; the object is of no use afterwards."""
         self._block.clear()
-        if self.recall is not None:
-            self.recall.close()
-        self.log.clear()
+        if self.archive_retrieval is not None:
+            self.archive_retrieval.close()
+        self.frame_index.clear()
         self.arena.clear()
 
     def idle(self) -> bool:
         """Do a little of what can wait (pictures for the external expert); False when nothing waits."""
-        return self.recall.idle() if self.recall is not None else False
+        return self.archive_retrieval.idle() if self.archive_retrieval is not None else False

@@ -18,9 +18,9 @@ def memory_stats(memory: VideoMemory) -> MemoryStats:
     """All figures of a memory now; every byte count is read off live tensors."""
     arena, counters = memory.arena, memory._counters
     kept = arena.frames_kept()
-    records = [memory.log[frame] for frame in kept if frame in memory.log]
+    records = [memory.frame_index[frame] for frame in kept if frame in memory.frame_index]
     held = arena.cameras_kept()
-    archive = memory.recall.status() if memory.recall else ArchiveStatus("ok")
+    archive = memory.archive_retrieval.status() if memory.archive_retrieval else ArchiveStatus("ok")
     device = memory.model.device
     return MemoryStats(
         budget_bytes=int(memory._budget_mib * MIB),
@@ -34,14 +34,14 @@ def memory_stats(memory: VideoMemory) -> MemoryStats:
         frames_gated=counters["gated"],
         frames_remembered=len(kept),
         oldest_stamp=min((record.stamp for record in records), default=0.0),
-        newest_stamp=memory.log.newest_stamp(),
+        newest_stamp=memory.frame_index.newest_stamp(),
         compactions=arena.compactions,
-        rebases=memory.clock.rebases,
+        rebases=memory.positions.rebases,
         questions=counters["questions"],
         archive_budget_bytes=archive.budget_bytes,
         archive_bytes=archive.used_bytes,
         archive_frames=archive.frames,
         archive_problem=archive.message,
-        camera_slots={name: held.get(number, 0) for name, number in memory.log.cameras.items()},
+        camera_slots={name: held.get(number, 0) for name, number in memory.frame_index.cameras.items()},
         device_bytes=torch.cuda.memory_reserved(device) if device.type == "cuda" else 0,
     )

@@ -12,7 +12,7 @@ from ros_kvstream.vision.frame_gate import FrameGate, GateDecision
 from ros_kvstream.vision.saliency import novel_patches, saliency_map, salient_patches
 
 
-class FrameThinner:
+class FrameFilter:
     """Frame gate and saliency of all cameras. Keeps one small picture per camera; not for several threads at once."""
 
     def __init__(self, gate: GateSettings, saliency: SaliencySettings) -> None:

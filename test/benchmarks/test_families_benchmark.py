@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks import families as families_benchmark
 from benchmarks.families import CONFIGS, family_report, markdown, run, show
-from ros_kvstream.evaluation import families_benchmark
 from ros_kvstream.models.families import FAMILIES
 
 PUBLISHED_BYTES = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks import model as model_benchmark
 from benchmarks.model import Outcome, ask_all, default_plan, summarise
-from ros_kvstream.evaluation import model_benchmark
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.patrol.mix import mixed_stream

@@ -13,6 +13,7 @@ from rich.console import Console
 from support import family_checks as checks
 from support.tiny_models import qwen2_5_vl
 
+from benchmarks import smollm2
 from benchmarks.real_scale import (
     ANSWER,
     PRECISIONS,
@@ -24,7 +25,6 @@ from benchmarks.real_scale import (
     show,
 )
 from ros_kvstream.errors import ModelError
-from ros_kvstream.evaluation import smollm2
 from ros_kvstream.settings import POLICIES
 
 PICTURES = checks.frames_of(0, 24)

@@ -25,7 +25,7 @@ from benchmarks.thinning import (
     slots_ratio,
 )
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.settings import LadderSettings, MemorySettings
+from ros_kvstream.settings import MemorySettings, QuantizedSettings
 from ros_kvstream.stream.memory import VideoMemory
 
 DATA = Path(__file__).parent.parent / "data"
@@ -113,11 +113,11 @@ def test_accuracy_counts_right_answers_word_for_word() -> None:
 
 def test_budgets_for_slots_hold_just_those() -> None:
     model = qwen2_5_vl(layers=1)
-    on = LadderSettings(mode="on")
+    on = QuantizedSettings(mode="on")
     for ladder in (None, on):
         memory = MemorySettings(budget_mib=budget_for_slots(model, 100, ladder), max_question_tokens=32,
                                 max_answer_tokens=8)  # fmt: skip
-        settings = replace(PLAIN, memory=memory, ladder=ladder or LadderSettings())
+        settings = replace(PLAIN, memory=memory, quantized=ladder or QuantizedSettings())
         assert 100 <= VideoMemory(settings, model).stats().slots <= 110
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from ros_kvstream import cli
+from ros_kvstream.commands import cli
 from ros_kvstream.errors import BudgetError
 
 
@@ -33,7 +33,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_help_lists_the_commands_and_loads_neither_torch_nor_ros() -> None:
     heavy = "{'torch', 'transformers', 'rclpy', 'cv2', 'rich', 'numpy'}"
     check = f"atexit.register(lambda: print(sorted({heavy} & set(sys.modules))))"
-    program = f"import sys, atexit; from ros_kvstream import cli; {check}; cli.main(['--help'])"
+    program = f"import sys, atexit; from ros_kvstream.commands import cli; {check}; cli.main(['--help'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0
     assert "demo" in done.stdout and "inspect" in done.stdout

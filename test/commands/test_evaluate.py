@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 from support.model_folders import folder_without_weights
 
-from ros_kvstream import cli
+from ros_kvstream.commands import cli, evaluate
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.evaluation import evaluate
 from ros_kvstream.patrol.bags import write_bag
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ros_kvstream.node.frame_counters import DropCause, FrameAccount, SequenceTracker
+from ros_kvstream.node.frame_counters import DropCause, FrameCounters, SequenceTracker
 from ros_kvstream.records import Observation
 
 
 def test_published_is_seen_plus_dropped_and_seen_is_kept_plus_gated() -> None:
-    account = FrameAccount()
+    account = FrameCounters()
     account.received("front")
     account.received("front", lost_before=3)
     account.received("front")
@@ -24,7 +24,7 @@ def test_published_is_seen_plus_dropped_and_seen_is_kept_plus_gated() -> None:
 
 
 def test_the_total_adds_all_cameras() -> None:
-    account = FrameAccount()
+    account = FrameCounters()
     for camera in ("front", "rear"):
         account.received(camera, lost_before=1)
         account.dropped(camera, DropCause.QUEUE)

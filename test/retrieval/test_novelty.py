@@ -8,10 +8,10 @@ import torch
 from support.archives import SHAPE, make_archive, make_frame
 
 from ros_kvstream.memory.archive.archive import Archive
-from ros_kvstream.retrieval import news
+from ros_kvstream.retrieval import novelty as news
 from ros_kvstream.retrieval.internal import NEIGHBOURS
-from ros_kvstream.retrieval.novelty import news_scores
-from ros_kvstream.retrieval.retriever import NEWS, Retriever
+from ros_kvstream.retrieval.novelty import novelty_scores
+from ros_kvstream.retrieval.retriever import NOVELTY, Retriever
 from ros_kvstream.settings import RetrievalSettings
 
 STRANGE = (5, 100, 150)
@@ -20,7 +20,7 @@ STRANGE = (5, 100, 150)
 
 def archive_of(frames: int, strange: tuple[int, ...] = STRANGE) -> Archive:
     """One camera that looks at a wall, another at another wall; now and then the first sees something."""
-    archive = make_archive(budget_mib=2.0, keep_ratio=1.0, lookup_keys=6)
+    archive = make_archive(budget_mib=2.0, keep_ratio=1.0, index_keys=6)
     for index in range(frames):
         archive.add(make_frame(2 * index, stamp=float(index), camera="front", like=index if index in strange else 1000))
         archive.add(make_frame(2 * index + 1, stamp=float(index), camera="rear", like=2000))
@@ -36,7 +36,7 @@ def frame_ids(archive: Archive, scores: np.ndarray, count: int) -> list[int]:
 
 def test_what_is_unlike_its_neighbours_is_news_and_another_camera_is_not():
     archive = archive_of(200)
-    scores = news_scores(archive, archive.table.frames["live"])
+    scores = novelty_scores(archive, archive.table.frames["live"])
     assert sorted(frame_ids(archive, scores, len(STRANGE))) == [2 * index for index in STRANGE]
     rear = archive.table.frames["camera"] == archive.table.frames["camera"][archive.table.slot_of(1)]
     live = archive.table.frames["live"]
@@ -47,30 +47,30 @@ def test_frames_that_may_not_be_looked_at_are_not_scored_and_do_not_count_as_nei
     archive = archive_of(40, strange=(20,))
     frames = archive.table.frames
     allowed = frames["live"] & (frames["stamp"] < 20)
-    scores = news_scores(archive, allowed)
+    scores = novelty_scores(archive, allowed)
     assert np.isneginf(scores[~allowed]).all() and np.isfinite(scores[allowed]).all()
-    assert np.isneginf(news_scores(archive, np.zeros_like(allowed))).all()
+    assert np.isneginf(novelty_scores(archive, np.zeros_like(allowed))).all()
     alone = frames["frame_id"] == 40
-    assert np.isfinite(news_scores(archive, alone & frames["live"])[alone & frames["live"]]).all()
+    assert np.isfinite(novelty_scores(archive, alone & frames["live"])[alone & frames["live"]]).all()
 
 
 @pytest.mark.parametrize("size", [1, NEIGHBOURS, 1000])
 def test_the_size_of_the_chunks_changes_nothing(size, monkeypatch):
     archive = archive_of(60)
     live = archive.table.frames["live"]
-    expected = news_scores(archive, live)
-    monkeypatch.setattr(type(archive.plan), "lookup_chunk", size)
+    expected = novelty_scores(archive, live)
+    monkeypatch.setattr(type(archive.plan), "index_chunk", size)
     monkeypatch.setattr(news, "SMALLEST_CHUNK", size)
-    np.testing.assert_allclose(news_scores(archive, live)[live], expected[live], atol=2e-4)
+    np.testing.assert_allclose(novelty_scores(archive, live)[live], expected[live], atol=2e-4)
 
 
 def test_a_question_of_order_takes_what_was_new_first_or_last():
     archive = archive_of(200)
     live = archive.table.frames["live"]
-    queries = {layer: torch.ones(4, SHAPE.head_dim) for layer in SHAPE.lookup_layers}
+    queries = {layer: torch.ones(4, SHAPE.head_dim) for layer in SHAPE.index_layers}
     retriever = Retriever(archive, RetrievalSettings(top_k=2))
     first = retriever.choose("what did you see first?", queries, live)
     last = retriever.choose("what did you see last?", queries, live)
     assert 2 * STRANGE[0] in [frame.frame_id for frame in first]
     assert 2 * STRANGE[-1] in [frame.frame_id for frame in last]
-    assert all(NEWS in frame.ranks for frame in first + last)
+    assert all(NOVELTY in frame.ranks for frame in first + last)

@@ -10,7 +10,7 @@ import pytest
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.settings import GateSettings, LadderSettings, MemorySettings, StreamSettings
+from ros_kvstream.settings import GateSettings, MemorySettings, QuantizedSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
 MODEL = cheap_vision(qwen2_5_vl())
@@ -37,7 +37,7 @@ def watch(memory: VideoMemory, seconds: range, fast: str = "fast", slow: str = "
 
 def held(memory: VideoMemory, camera: str) -> list[float]:
     """Stamps of the frames that the arena holds of a camera."""
-    return [memory.log[frame].stamp for frame in memory.arena.frames_kept() if memory.log[frame].camera == camera]
+    return [memory.frame_index[frame].stamp for frame in memory.arena.frames_kept() if memory.frame_index[frame].camera == camera]
 
 
 @pytest.mark.parametrize("policy", ["recent", "sliding_window", "infinipot_v", "uniform"])
@@ -52,7 +52,7 @@ def test_a_fast_camera_does_not_push_a_slow_ones_memory_out(policy: str) -> None
 
 
 def test_shares_hold_on_a_precision_ladder_too() -> None:
-    memory = make(ladder=LadderSettings(mode="on", group=16))
+    memory = make(quantized=QuantizedSettings(mode="on", group=16))
     watch(memory, range(40))
     assert memory.arena.compactions > 2 and len(held(memory, "slow")) == 20
 

@@ -18,8 +18,8 @@ from ros_kvstream.errors import MemoryFileError
 from ros_kvstream.settings import (
     ArchiveSettings,
     GateSettings,
-    LadderSettings,
     MemorySettings,
+    QuantizedSettings,
     RetrievalSettings,
     StreamSettings,
 )
@@ -50,16 +50,16 @@ def everything(memory: VideoMemory) -> tuple[Any, ...]:
 
 def archived(memory: VideoMemory) -> list[tuple[Any, ...]]:
     """All that the archive holds, frame by frame."""
-    if memory.recall is None or memory.recall.archive is None:
+    if memory.archive_retrieval is None or memory.archive_retrieval.archive is None:
         return []
-    archive = memory.recall.archive
+    archive = memory.archive_retrieval.archive
     frames = archive.fetch([int(slot) for slot in np.flatnonzero(archive.table.frames["live"])])
     return sorted((frame.frame_id, frame.stamp, frame.stamp_end, frame.camera, frame.keys.sum().item(),
                    frame.values.sum().item(), archive.thumbnail(frame.frame_id)) for frame in frames)  # fmt: skip
 
 
-LADDER = {"ladder": LadderSettings(mode="on", group=16)}
-BY_SALIENCY = {"ladder": LadderSettings(mode="on", group=16, order="saliency")}
+LADDER = {"ladder": QuantizedSettings(mode="on", group=16)}
+BY_SALIENCY = {"ladder": QuantizedSettings(mode="on", group=16, order="saliency")}
 ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.5)}
 SMALL_ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.15, precision="int8", thumbnail_bytes=600),
                  "retrieval": RetrievalSettings(top_k=3)}  # fmt: skip
@@ -96,7 +96,7 @@ def test_the_file_holds_of_an_archive_only_what_is_in_use(tmp_path: Path) -> Non
         watch(one, 0, 3)
         one.save(tmp_path / name)
     held = (tmp_path / "archive").stat().st_size - (tmp_path / "plain").stat().st_size
-    assert memory.recall and held < memory.stats().archive_bytes + memory.recall.archive._selector.allocated_bytes + 4e4
+    assert memory.archive_retrieval and held < memory.stats().archive_bytes + memory.archive_retrieval.archive._selector.allocated_bytes + 4e4
 
 
 def test_frames_larger_than_the_first_do_not_keep_a_memory_with_an_archive_from_being_loaded(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_file_without_archive_of_an_older_version_empties_the_one_in_memory(tm
 
 
 def in_folder(folder: Path, name: str = "archive") -> dict[str, Any]:
-    return {"archive": ArchiveSettings(budget_mib=1.0, place=str(folder / name), queue_frames=64)}
+    return {"archive": ArchiveSettings(budget_mib=1.0, path=str(folder / name), queue_frames=64)}
 
 
 def test_an_archive_in_a_folder_goes_on_after_a_restart_with_what_came_after_the_save(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_archive_in_a_folder_goes_on_after_a_restart_with_what_came_after_the
     second.load(tmp_path / "m")
     assert archived(second) == held and len(held) == 20 and second.stats().newest_stamp == 104.5
     watch(second, 20, 25)
-    assert len(archived(second)) == 25 and second.log.next_id == 25
+    assert len(archived(second)) == 25 and second.frame_index.next_id == 25
     assert second.ask(QUESTION).evidence
     second.close()
 
@@ -188,7 +188,7 @@ def test_archived_frames_whose_numbers_the_loaded_memory_gives_to_others_are_for
 
 
 @pytest.mark.parametrize(("saved_with", "loaded_with", "reason"), [
-    ("first", "other", "another one than that in archive.place"),
+    ("first", "other", "another one than that in archive.path"),
     ("first", None, "there is none now|saved with other settings"),
     ("first", "memory", "was in a folder, it is in 'memory' now"),
     ("memory", "first", "was in memory, it is in"),

@@ -13,15 +13,15 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.settings import GateSettings, MemorySettings, StreamSettings
-from ros_kvstream.stream.frame_block import LONGEST_PAIR_SECONDS, FrameBlock, WaitingGrid
+from ros_kvstream.stream.frame_block import LONGEST_PAIR_SECONDS, FrameBlock, PendingGrid
 from ros_kvstream.stream.memory import VideoMemory
 
 SIZE = (56, 84)
 
 
-def waiting(frame_id: int, camera: str = "a", grid: tuple[int, int] = (2, 3), stamp: float = 0.0) -> WaitingGrid:
+def waiting(frame_id: int, camera: str = "a", grid: tuple[int, int] = (2, 3), stamp: float = 0.0) -> PendingGrid:
     picture = np.zeros((*SIZE, 3), dtype=np.uint8)
-    return WaitingGrid(frame_id, camera, grid, stamp, (picture,), (stamp,), None, None)
+    return PendingGrid(frame_id, camera, grid, stamp, (picture,), (stamp,), None, None)
 
 
 def memory_of(*, gate: str = "off", **options: Any) -> VideoMemory:
@@ -117,8 +117,8 @@ def test_two_cameras_pair_side_by_side_when_the_block_has_a_grid_for_each() -> N
     for index in range(8):
         memory.observe(picture(index), index / 10, "ab"[index % 2])
     assert sorted(memory.arena.frames_kept()) == [0, 1, 2, 3]
-    assert [memory.log[number].camera for number in range(4)] == ["a", "b", "a", "b"]
-    assert [memory.log[number].stamp_end for number in range(4)] == [0.2, 0.3, 0.6, 0.7]
+    assert [memory.frame_index[number].camera for number in range(4)] == ["a", "b", "a", "b"]
+    assert [memory.frame_index[number].stamp_end for number in range(4)] == [0.2, 0.3, 0.6, 0.7]
 
 
 def test_a_frame_that_finds_no_room_sends_the_waiting_ones_ahead_alone() -> None:
@@ -172,7 +172,7 @@ def test_redundant_frames_extend_the_pair_they_are_like() -> None:
         memory.observe(picture(seed), index / 10)
     stats = memory.stats()
     assert (stats.frames_seen, stats.frames_kept, stats.frames_gated, stats.frames_remembered) == (5, 2, 3, 1)
-    assert memory.log[0].stamp_end == 0.4
+    assert memory.frame_index[0].stamp_end == 0.4
 
 
 def test_pairs_keep_the_budget_over_a_long_stream_of_two_cameras_and_sizes() -> None:

@@ -9,12 +9,12 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 from vision.scenes import PATCH, scene, with_noise, with_thing
 
 from ros_kvstream.errors import FrameError
-from ros_kvstream.memory.quantized.arena import LadderArena
+from ros_kvstream.memory.quantized.arena import QuantizedArena
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.settings import (
     GateSettings,
-    LadderSettings,
     MemorySettings,
+    QuantizedSettings,
     SaliencySettings,
     StreamSettings,
 )
@@ -75,7 +75,7 @@ def test_a_frame_passes_again_once_what_it_repeats_has_been_evicted() -> None:
     memory = VideoMemory(StreamSettings(memory=settings), cheap_vision(qwen2_5_vl(pixels=112 * 112)))
     memory.observe(picture(1), 0.0, "still")
     step = 0
-    while 0 in memory.log:
+    while 0 in memory.frame_index:
         step += 1
         assert step < 500
         memory.observe(picture(100 + step), 0.01 * step, "busy")
@@ -156,7 +156,7 @@ def test_ragged_frames_go_through_every_policy_and_compaction(policy: str, ladde
         StreamSettings(
             memory=MemorySettings(budget_mib=0.25, policy=policy, max_question_tokens=16, max_answer_tokens=8),
             saliency=SaliencySettings(mode="prune", guard=0, max_pruned=0.9),
-            ladder=LadderSettings(mode=ladder),
+            quantized=QuantizedSettings(mode=ladder),
         ),
         model,
     )
@@ -172,8 +172,8 @@ def test_the_ladder_remembers_more_frames_in_the_same_bytes_and_rolls_back() -> 
         qwen2_5_vl(layers=8, pixels=112 * 112, head_dim=64, sections=(16, 8, 8), dtype=torch.bfloat16)
     )
     plain = memory_of(model, 2.0, "sliding_window", gate=OFF)
-    ladder = memory_of(model, 2.0, "sliding_window", gate=OFF, ladder=LadderSettings(mode="on"))
-    assert isinstance(ladder.arena, LadderArena)
+    ladder = memory_of(model, 2.0, "sliding_window", gate=OFF, quantized=QuantizedSettings(mode="on"))
+    assert isinstance(ladder.arena, QuantizedArena)
     for seed in range(60):
         for memory in (plain, ladder):
             memory.observe(picture(seed), 0.5 * seed)
@@ -199,19 +199,19 @@ def test_a_thing_of_two_patches_that_crosses_for_half_a_second_is_remembered_pat
         assert seen.kept
         for index in range(model.shape.layers):
             view = memory.arena.frame_slots(index)
-            places = view.positions[0][view.frames[0] == seen.frame_id][:, 1:] - model.layout.origin
-            assert {(row, column), (row, column + 1)} <= {tuple(place) for place in places.tolist()}
+            coordinates = view.positions[0][view.frames[0] == seen.frame_id][:, 1:] - model.layout.origin
+            assert {(row, column), (row, column + 1)} <= {tuple(place) for place in coordinates.tolist()}
     assert memory.stats().frames_gated == 0 and memory.stats().compactions == 0
 
 
 @pytest.mark.parametrize("mode", ["off", "prune"])
 def test_a_ladder_by_saliency_holds_the_map_of_each_picture_also_where_nothing_is_pruned(mode: str) -> None:
-    ladder = LadderSettings(mode="on", order="saliency")
-    memory = memory_of(budget_mib=0.25, gate=OFF, ladder=ladder, saliency=SaliencySettings(mode=mode, guard=0))
+    ladder = QuantizedSettings(mode="on", order="saliency")
+    memory = memory_of(budget_mib=0.25, gate=OFF, quantized=ladder, saliency=SaliencySettings(mode=mode, guard=0))
     frames = [half_plain(seed) for seed in range(40)]
     tokens = [memory.observe(frame, 0.5 * seed).tokens for seed, frame in enumerate(frames)]
     assert (max(tokens) < 16) is (mode == "prune")
-    assert isinstance(memory.arena, LadderArena) and memory.stats().compactions > 0
+    assert isinstance(memory.arena, QuantizedArena) and memory.stats().compactions > 0
     maps = [saliency_map(frame, 4, 4, (112, 112)) for frame in frames]
     for layer in memory.arena._layers:
         assert layer.saliency is not None
@@ -223,7 +223,7 @@ def test_a_ladder_by_saliency_holds_the_map_of_each_picture_also_where_nothing_i
 
 
 def test_the_budget_of_a_ladder_can_be_lowered_and_raised_while_it_runs() -> None:
-    memory = memory_of(budget_mib=0.5, gate=OFF, ladder=LadderSettings(mode="on"))
+    memory = memory_of(budget_mib=0.5, gate=OFF, quantized=QuantizedSettings(mode="on"))
     for seed in range(40):
         memory.observe(picture(seed), 0.5 * seed)
     for budget in (0.3, 0.6):

@@ -18,7 +18,7 @@ from support.model_folder import save_random_model
 
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
-from ros_kvstream.settings import POLICIES, ArchiveSettings, LadderSettings, ModelSettings, RetrievalSettings
+from ros_kvstream.settings import POLICIES, ArchiveSettings, ModelSettings, QuantizedSettings, RetrievalSettings
 from ros_kvstream.stream.memory import VideoMemory
 
 pytestmark = pytest.mark.gpu
@@ -31,9 +31,9 @@ if DEVICE.startswith("cuda") and not torch.cuda.is_available():
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VideoLanguageModel]:
     """One random model in float32, on the device and on the CPU."""
     folder = str(save_random_model(tmp_path_factory.mktemp("model")))
-    places = {"device": DEVICE, "cpu": "cpu"}
+    devices = {"device": DEVICE, "cpu": "cpu"}
     return {
-        name: load_model(ModelSettings(path=folder, device=place, dtype="float32")) for name, place in places.items()
+        name: load_model(ModelSettings(path=folder, device=place, dtype="float32")) for name, place in devices.items()
     }
 
 
@@ -83,7 +83,7 @@ def test_filters_hide_frames(models: dict[str, VideoLanguageModel]) -> None:
 
 @pytest.mark.parametrize("order", ["policy", "recent", "saliency"])
 def test_a_ladder_answers(models: dict[str, VideoLanguageModel], order: str) -> None:
-    memory = fed(models["device"], ladder=LadderSettings(mode="on", order=order))
+    memory = fed(models["device"], quantized=QuantizedSettings(mode="on", order=order))
     stats = memory.stats()
     assert stats.compactions > 0 and stats.peak_bytes <= stats.budget_bytes
     assert memory.ask(QUESTION).text

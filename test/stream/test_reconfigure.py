@@ -54,9 +54,9 @@ def test_the_gate_can_be_switched_on_and_off() -> None:
 def test_how_many_frames_are_brought_back_can_change() -> None:
     memory = watched(30)
     memory.reconfigure(replace(SETTINGS, retrieval=RetrievalSettings(top_k=0)))
-    assert memory.recall is not None and memory.recall.retriever is None
+    assert memory.archive_retrieval is not None and memory.archive_retrieval.retriever is None
     memory.reconfigure(SETTINGS)
-    assert memory.recall.retriever is not None
+    assert memory.archive_retrieval.retriever is not None
     assert memory.ask("what colour is the cone ?", max_new_tokens=2).evidence
 
 

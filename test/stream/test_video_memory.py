@@ -39,9 +39,9 @@ def feed(memory: VideoMemory, count: int, start: int = 0, rate: float = 2.0) -> 
 
 def question_logits(memory: VideoMemory) -> torch.Tensor:
     """Logits of the question's last token, rolled back afterwards."""
-    start = memory.model.text_start(memory.clock.newest, memory._largest_side)
+    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
     mark = memory.arena.mark()
-    logits = Answerer(memory.model, memory.arena, memory.log)._forward(memory.model.suffix_ids(QUESTION), start, None)
+    logits = Answerer(memory.model, memory.arena, memory.frame_index)._forward(memory.model.suffix_ids(QUESTION), start, None)
     memory.arena.roll_back(mark)
     return logits
 
@@ -88,7 +88,7 @@ def test_policy_full_refuses_to_pass_the_cap_and_loses_nothing() -> None:
 def test_sliding_window_remembers_the_newest_frames_only() -> None:
     memory = memory_of()
     feed(memory, 200)
-    remembered = [memory.log[frame_id].stamp for frame_id in memory.arena.frames_kept()]
+    remembered = [memory.frame_index[frame_id].stamp for frame_id in memory.arena.frames_kept()]
     assert remembered == [index / 2 for index in range(200 - len(remembered), 200)]
 
 
@@ -99,7 +99,7 @@ def test_memory_tensors_do_not_grow_over_twenty_thousand_frames() -> None:
     allocated, records = memory.arena.allocated_bytes, 0
     for index in range(20_000):
         memory.observe(still, index * 0.4)
-        records = max(records, len(memory.log))
+        records = max(records, len(memory.frame_index))
     assert memory.arena.allocated_bytes == allocated
     assert records <= memory.arena.plan.frame_slots + 20
     assert memory.stats().frames_kept == 20_000
@@ -357,7 +357,7 @@ def test_a_looping_clock_starts_a_new_segment_and_keeps_the_old_frames() -> None
     memory = memory_of(budget_mib=0.5)
     feed(memory, 10)
     memory.observe(frame(50), 0.0)
-    assert memory.clock.segment == 1
-    assert memory.log.newest().segment == 1  # type: ignore[union-attr]
+    assert memory.positions.segment == 1
+    assert memory.frame_index.newest().segment == 1  # type: ignore[union-attr]
     assert memory.stats().frames_remembered == 11
     assert memory.ask(QUESTION).asked_at == 0.0

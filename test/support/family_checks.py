@@ -54,9 +54,9 @@ def feed(memory: VideoMemory, frames: Sequence[np.ndarray], stamps: Sequence[flo
 def question_logits(memory: VideoMemory, question: str = QUESTION) -> torch.Tensor:
     """Logits of the question's last token through the memory, rolled back afterwards."""
     memory._flush()
-    start = memory.model.text_start(memory.clock.newest, memory._largest_side)
+    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
     mark = memory.arena.mark()
-    logits = Answerer(memory.model, memory.arena, memory.log)._forward(memory.model.suffix_ids(question), start, None)
+    logits = Answerer(memory.model, memory.arena, memory.frame_index)._forward(memory.model.suffix_ids(question), start, None)
     memory.arena.roll_back(mark)
     return logits
 
@@ -186,13 +186,13 @@ class FamilyChecks:
         memory = stream_of(model, 4.0, archive=archive, retrieval=retrieval, block_frames=1)
         feed(memory, frames, range(len(frames)))
         expected = question_logits(memory)
-        assert memory.recall is not None
-        ids, start = model.suffix_ids(QUESTION), model.text_start(memory.clock.newest, memory._largest_side)
+        assert memory.archive_retrieval is not None
+        ids, start = model.suffix_ids(QUESTION), model.text_start(memory.positions.newest, memory._largest_side)
         mark = memory.arena.mark()
-        builder = ContextBuilder(model, memory.arena, memory.log, memory.clock, memory.recall)
+        builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
         context = builder.build(QUESTION, ids, start, Filters(), 4 * size)
         assert context is not None and len(context.evidence) == len(frames)
-        found = Answerer(model, memory.arena, memory.log)._forward(ids, start, context.visible)
+        found = Answerer(model, memory.arena, memory.frame_index)._forward(ids, start, context.visible)
         memory.arena.roll_back(mark)
         assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 
@@ -212,7 +212,7 @@ class FamilyChecks:
         kept = sorted(late.arena.frames_kept())
         probe, early = (stream_of(model, budget, policy="recent") for _ in range(2))
         for memory in (probe, early):
-            memory.clock._zero_stamp = late.clock._zero_stamp
+            memory.positions._zero_stamp = late.clock._zero_stamp
         feed(probe, [pictures[frame] for frame in kept], [late.log[frame].stamp for frame in kept])
         early.clock.newest = late.clock.newest - (probe.clock.newest - len(model.prefix_ids) + 1)
         feed(early, [pictures[frame] for frame in kept], [late.log[frame].stamp for frame in kept])

@@ -59,7 +59,7 @@ class Archive:
         try:
             file = ArchiveFile(self.plan, fingerprint)
         except OSError as error:
-            self._state, self._message = "failed", describe_failure(error, self.plan.settings.place)
+            self._state, self._message = "failed", describe_failure(error, self.plan.settings.path)
             log.warning("archive: %s", self._message)
             return
         if not file.created:
@@ -103,7 +103,7 @@ class Archive:
             if self._state == "failed":
                 self._lost += 1
                 return False
-            searched = frame.keys[list(shape.lookup_layers)].cpu()
+            searched = frame.keys[list(shape.index_layers)].cpu()
             kept, dissimilarity = self._choose(frame, searched, numbers)
             stage = self._writer.stage() if self._writer else 0
             if stage is None:
@@ -137,9 +137,9 @@ class Archive:
         entry = table.frames[claim.slot]
         fits = len(frame.thumbnail) <= self.plan.settings.thumbnail_bytes
         thumbnail = np.frombuffer(frame.thumbnail if fits else b"", dtype=np.uint8)
-        lookups, entries = table.lookup_entries(searched, kept, dissimilarity)
-        table.lookup[:, claim.slot] = 0
-        table.lookup[:, claim.slot, :entries] = lookups
+        index_count, entries = table.make_index_keys(searched, kept, dissimilarity)
+        table.index_keys[:, claim.slot] = 0
+        table.index_keys[:, claim.slot, :entries] = index_count
         for name, value in (
             ("sequence", claim.sequence),
             ("frame_id", frame.frame_id),
@@ -149,7 +149,7 @@ class Archive:
             ("thumbnail_bytes", len(thumbnail)),
             ("camera", table.camera_index(frame.camera)),
             ("patches", count),
-            ("lookups", entries),
+            ("index_count", entries),
             ("grid_rows", frame.grid[0]),
             ("grid_columns", frame.grid[1]),
             ("live", True),
@@ -157,16 +157,16 @@ class Archive:
         ):
             entry[name] = value
         packed = self._writer.buffers(stage)[0] if self._writer else self._stage
-        places = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
+        coordinates = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
         index = kept.to(frame.keys.device)
-        self.plan.codec.encode(frame.keys[:, :, index], frame.values[:, :, index], places, packed[:count])
+        self.plan.codec.encode(frame.keys[:, :, index], frame.values[:, :, index], coordinates, packed[:count])
         if self._writer is None:
             self._patches[torch.from_numpy(claim.rows).long()] = packed[:count]
             self._thumbnails[claim.slot, : len(thumbnail)] = thumbnail
         else:
             record = self._writer.buffers(stage)[1]
             record["frame"], record["camera_name"] = entry, frame.camera.encode()[:CAMERA_NAME_BYTES]
-            record["rows"], record["lookup"] = table.rows[claim.slot], table.lookup[:, claim.slot].numpy()
+            record["rows"], record["index_keys"] = table.rows[claim.slot], table.index_keys[:, claim.slot].numpy()
             record["thumbnail"][0, : len(thumbnail)] = thumbnail
             self._writer.submit(stage, claim)
         if frame.embedding is not None:
@@ -220,14 +220,14 @@ class Archive:
             packed.copy_(self._patches[torch.from_numpy(rows).long()])
         else:
             self._writer.read(slot, rows, packed)
-        keys, values, places = self.plan.codec.decode(packed)
+        keys, values, coordinates = self.plan.codec.decode(packed)
         return ArchivedFrame(
             frame_id=int(entry["frame_id"]),
             stamp=float(entry["stamp"]),
             stamp_end=float(entry["stamp_end"]),
             camera=self.table.camera_names[int(entry["camera"])],
             grid=(int(entry["grid_rows"]), int(entry["grid_columns"])),
-            places=places,
+            coordinates=coordinates,
             keys=keys,
             values=values,
         )
@@ -309,7 +309,7 @@ class Archive:
                 memory_bytes=self.allocated_bytes,
                 disk_bytes=sum(plan.disk_parts.values()) if self._writer else 0,
                 used_bytes=self.table.count * per_frame + self.table.rows_used * plan.codec.row_bytes,
-                forgotten=self.table.forgotten,
+                evicted=self.table.evicted,
                 dropped=self._dropped,
                 lost=self._lost,
                 torn=self._torn,
@@ -328,9 +328,9 @@ class Archive:
 
     def _degrade(self, error: OSError) -> None:
         if self._state == "ok":
-            log.warning("archive: %s", describe_failure(error, self.plan.settings.place))
+            log.warning("archive: %s", describe_failure(error, self.plan.settings.path))
         if self._state != "failed":
-            self._state, self._message = "degraded", describe_failure(error, self.plan.settings.place)
+            self._state, self._message = "degraded", describe_failure(error, self.plan.settings.path)
 
 
 def describe_failure(error: OSError, place: str) -> str:
@@ -338,10 +338,10 @@ def describe_failure(error: OSError, place: str) -> str:
     remedies = {
         errno.ENOSPC: "free space there or lower archive.budget_mib",
         errno.EDQUOT: "free space there or lower archive.budget_mib",
-        errno.EROFS: "mount it writable or set archive.place to another folder",
-        errno.EACCES: "give write permission or set archive.place to another folder",
-        errno.EPERM: "give write permission or set archive.place to another folder",
-        errno.ENOTDIR: "set archive.place to a folder",
+        errno.EROFS: "mount it writable or set archive.path to another folder",
+        errno.EACCES: "give write permission or set archive.path to another folder",
+        errno.EPERM: "give write permission or set archive.path to another folder",
+        errno.ENOTDIR: "set archive.path to a folder",
     }
-    remedy = remedies.get(error.errno or 0, "check the disk or set archive.place to another folder")
-    return f"archive.place = {place!r}: {error.strerror or error}; frames are not archived. Remedy: {remedy}."
+    remedy = remedies.get(error.errno or 0, "check the disk or set archive.path to another folder")
+    return f"archive.path = {place!r}: {error.strerror or error}; frames are not archived. Remedy: {remedy}."

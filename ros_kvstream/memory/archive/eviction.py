@@ -13,7 +13,7 @@ NOVELTY_RANGE = (0.05, 100.0)
 """Bounds of the protection by novelty, as a multiple of the median frame's."""
 
 
-def forgetting_costs(
+def eviction_costs(
     stamps: NDArray[np.float64],
     cameras: NDArray[np.int16],
     novelty: NDArray[np.float32],
@@ -30,12 +30,12 @@ def forgetting_costs(
     times, owners = stamps[order], cameras[order]
     inner = np.zeros(len(order), dtype=bool)
     inner[1:-1] = (owners[:-2] == owners[1:-1]) & (owners[2:] == owners[1:-1])
-    places = np.flatnonzero(inner)
-    if places.size:
-        gaps = times[places + 1] - times[places - 1]
+    coordinates = np.flatnonzero(inner)
+    if coordinates.size:
+        gaps = times[coordinates + 1] - times[coordinates - 1]
         gaps = gaps + max(1e-9, 1e-3 * float(np.median(gaps)))
-        ages = stamps.max() - times[places] + float(np.median(gaps))
-        costs[order[places]] = gaps / ages**age_weight
+        ages = stamps.max() - times[coordinates] + float(np.median(gaps))
+        costs[order[coordinates]] = gaps / ages**age_weight
     if novelty_weight > 0:
         middle = float(np.median(novelty))
         relative = np.clip(novelty / middle, *NOVELTY_RANGE) if middle > 0 else np.where(novelty > 0, 2.0, 1.0)
@@ -43,7 +43,7 @@ def forgetting_costs(
     return costs
 
 
-def choose_forgotten(costs: NDArray[np.float64], stamps: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def choose_evicted(costs: NDArray[np.float64], stamps: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """The ``count`` cheapest frames, no two neighbours in time unless there is no other way; ties to the older.
 
     Deterministic. Protected (infinite) frames go only when nothing else is left.

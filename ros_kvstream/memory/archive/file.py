@@ -51,7 +51,7 @@ class ArchiveFile:
         :raises OSError: when the folder cannot be written or the disk is full; no file of ours is left then.
         """
         self.plan = plan
-        self.path = Path(plan.settings.place).expanduser() / FILE_NAME
+        self.path = Path(plan.settings.path).expanduser() / FILE_NAME
         parts = plan.disk_parts
         self._late_offset = HEADER_BYTES
         self._slot_offset = self._late_offset + parts["late records"]
@@ -97,7 +97,7 @@ class ArchiveFile:
                 "row_bytes": plan.codec.row_bytes,
                 "slot_bytes": plan.slot_type.itemsize,
                 "late_bytes": plan.late_type.itemsize,
-                "lookup_layers": list(plan.shape.lookup_layers),
+                "index_layers": list(plan.shape.index_layers),
                 "shape": [plan.shape.layers, plan.shape.kv_heads, plan.shape.head_dim, plan.shape.patches],
             },
             sort_keys=True,
@@ -108,29 +108,29 @@ class ArchiveFile:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ArchiveError(f"{self.path} is in use by another process. Give each its own archive.place.") from error
+            raise ArchiveError(f"{self.path} is in use by another process. Give each its own archive.path.") from error
 
     def _check_header(self) -> bool:
         """True for our file, False for none yet; raises ArchiveError for anything else."""
         found = os.pread(self._descriptor, HEADER_BYTES, 0)
         if found.startswith(self._header):
             if os.fstat(self._descriptor).st_size < self.bytes:
-                raise ArchiveError(f"{self.path} was cut short. Delete it, or set archive.place to another folder.")
+                raise ArchiveError(f"{self.path} was cut short. Delete it, or set archive.path to another folder.")
             return True
         if not found.strip(b"\0"):
             return False
         if not found.startswith(MAGIC):
-            raise ArchiveError(f"{self.path} is no archive. Set archive.place to another folder.")
+            raise ArchiveError(f"{self.path} is no archive. Set archive.path to another folder.")
         length, crc = struct.unpack_from("<II", found, len(MAGIC))
         text = found[len(MAGIC) + 8 : len(MAGIC) + 8 + length]
         if checksum(text) != crc:
-            raise ArchiveError(f"{self.path} has a damaged header. Delete it, or set archive.place to another folder.")
+            raise ArchiveError(f"{self.path} has a damaged header. Delete it, or set archive.path to another folder.")
         theirs, ours = json.loads(text), json.loads(self._header[len(MAGIC) + 8 :])
         names = [name for name in ours if theirs.get(name) != ours[name]]
         different = [f"{name} {theirs.get(name)!r} there, {ours[name]!r} here" for name in names]
         raise ArchiveError(
             f"{self.path} was written with other settings ({'; '.join(different)}). "
-            "Use the settings it was made with, delete it, or set archive.place to another folder."
+            "Use the settings it was made with, delete it, or set archive.path to another folder."
         )
 
     def _create(self) -> None:
@@ -189,7 +189,7 @@ class ArchiveFile:
         self._write_all(_bytes_of(record), self._slot_at(slot))
 
     def void_slot(self, slot: int) -> None:
-        """Mark a frame as forgotten, before its patches get other owners."""
+        """Mark a frame as evicted, before its patches get other owners."""
         os.pwrite(self._descriptor, bytes(4), self._slot_at(slot))
 
     def read_slot(self, slot: int) -> NDArray[np.void]:

@@ -56,7 +56,7 @@ class PatchSelector:
 
     def __init__(self, shape: ArchiveShape, settings: ArchiveSettings) -> None:
         self._settings = settings
-        vectors = len(shape.lookup_layers) * shape.kv_heads
+        vectors = len(shape.index_layers) * shape.kv_heads
         self._before = torch.zeros(
             shape.cameras, settings.compare_frames, shape.patches, vectors, shape.head_dim, dtype=torch.float16
         )

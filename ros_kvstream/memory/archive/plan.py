@@ -32,7 +32,7 @@ FRAME = np.dtype(
         ("thumbnail_bytes", "<i4"),
         ("camera", "<i2"),
         ("patches", "<i2"),
-        ("lookups", "<i2"),
+        ("index_count", "<i2"),
         ("grid_rows", "<i2"),
         ("grid_columns", "<i2"),
         ("live", "?"),
@@ -49,7 +49,7 @@ class ArchiveShape:
     layers: int
     kv_heads: int
     head_dim: int
-    lookup_layers: tuple[int, ...]
+    index_layers: tuple[int, ...]
     """Layers whose keys the internal expert searches."""
     patches: int
     """Visual tokens of the largest frame."""
@@ -61,7 +61,7 @@ class ArchiveShape:
     """Room for pictures that wait for their external embedding; held by the caller, counted here."""
 
     @property
-    def lookup_width(self) -> int:
+    def index_width(self) -> int:
         """Numbers in one look-up key of one layer (all KV heads)."""
         return self.kv_heads * self.head_dim
 
@@ -81,21 +81,21 @@ class ArchivePlan:
     @property
     def on_disk(self) -> bool:
         """Whether the archive lives in a folder."""
-        return self.settings.place != "memory"
+        return self.settings.path != "memory"
 
     @property
-    def lookups(self) -> int:
+    def index_count(self) -> int:
         """Look-up entries a frame and layer: the mean key, when kept, then patch keys."""
-        return min(self.settings.lookup_keys, self.shape.patches) + int(self.settings.mean_key)
+        return min(self.settings.index_keys, self.shape.patches) + int(self.settings.mean_key)
 
     @property
-    def lookup_chunk(self) -> int:
+    def index_chunk(self) -> int:
         """Frames whose look-up keys are turned to float32 at a time: the whole in a hundred steps, or fewer.
 
         In a small archive a step costs more than its work: there 1/64 of the cap, 256 KiB at most, is spent on fewer.
         """
         room = min(int(self.settings.budget_mib * MIB) // 64, 1 << 18)
-        return max(16, self.frames // 100, min(self.frames, room // (4 * self.lookups * self.shape.lookup_width)))
+        return max(16, self.frames // 100, min(self.frames, room // (4 * self.index_count * self.shape.index_width)))
 
     @property
     def slot_type(self) -> np.dtype:
@@ -109,7 +109,7 @@ class ArchivePlan:
                 ("frame", FRAME),
                 ("camera_name", f"S{CAMERA_NAME_BYTES}"),
                 ("rows", "<i4", (shape.patches,)),
-                ("lookup", "<f2", (len(shape.lookup_layers), self.lookups, shape.lookup_width)),
+                ("index_keys", "<f2", (len(shape.index_layers), self.index_count, shape.index_width)),
                 ("thumbnail", "u1", (self.settings.thumbnail_bytes,)),
             ]
         )
@@ -131,20 +131,20 @@ class ArchivePlan:
     def frame_bytes(self) -> int:
         """Bytes in memory that one frame takes beside its patches."""
         shape = self.shape
-        lookup = len(shape.lookup_layers) * self.lookups * shape.lookup_width
+        index_keys = len(shape.index_layers) * self.index_count * shape.index_width
         thumbnail = 0 if self.on_disk else self.settings.thumbnail_bytes
-        return FRAME.itemsize + 4 * shape.patches + 2 * (lookup + shape.embedding) + thumbnail
+        return FRAME.itemsize + 4 * shape.patches + 2 * (index_keys + shape.embedding) + thumbnail
 
     @property
     def memory_parts(self) -> dict[str, int]:
         """Bytes held in memory, by part."""
         shape, settings = self.shape, self.settings
-        lookup = len(shape.lookup_layers) * self.lookups * shape.lookup_width
+        index_keys = len(shape.index_layers) * self.index_count * shape.index_width
         parts = {
             "frame table": self.frames * (FRAME.itemsize + 4 * shape.patches + 4) + 4 * self.rows,
-            "look-up keys": self.frames * lookup * 2,
+            "look-up keys": self.frames * index_keys * 2,
             "embeddings": self.frames * shape.embedding * 2,
-            "working room": self.frames * WORKING_BYTES + 4 * self.lookup_chunk * self.lookups * shape.lookup_width,
+            "working room": self.frames * WORKING_BYTES + 4 * self.index_chunk * self.index_count * shape.index_width,
             "waiting pictures": shape.waiting_bytes,
             "comparison": comparison_bytes(shape, settings),
             "staging": self.staged_records * shape.patches * self.codec.row_bytes,
@@ -181,7 +181,7 @@ class ArchivePlan:
 
 def comparison_bytes(shape: ArchiveShape, settings: ArchiveSettings) -> int:
     """Bytes of the frames before that new ones are compared with, and of the threshold's history."""
-    keys = settings.compare_frames * shape.patches * len(shape.lookup_layers) * shape.lookup_width * 2
+    keys = settings.compare_frames * shape.patches * len(shape.index_layers) * shape.index_width * 2
     return shape.cameras * keys + THRESHOLD_PATCHES * 4
 
 

@@ -43,7 +43,7 @@ class ArchivedFrame:
     stamp_end: float
     camera: str
     grid: tuple[int, int]
-    places: Tensor
+    coordinates: Tensor
     """(h, w) of each kept patch, int16 [patches, 2]: its number divided by the grid's columns, and the rest."""
     keys: Tensor
     """Un-rotated keys of the kept patches, float32 [layers, kv_heads, patches, head_dim]."""
@@ -70,7 +70,7 @@ class ArchiveStatus:
     """Bytes of the file."""
     used_bytes: int = 0
     """Bytes of the frames and patches held, in memory and on disk."""
-    forgotten: int = 0
+    evicted: int = 0
     """Frames given up for newer ones since the start."""
     dropped: int = 0
     """Frames not archived because the disk was slower than the stream."""

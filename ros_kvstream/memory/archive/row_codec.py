@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ros_kvstream.memory.quantized.packing import SCALE_DTYPE, Packed, dequantize_into, packed_bytes, quantize
 
-PLACE_BYTES = 4
+COORDINATE_BYTES = 4
 """(h, w) as int16."""
 FLOAT16_LIMIT = 65504.0
 """Largest finite float16."""
@@ -47,24 +47,24 @@ class RowCodec:
     def row_bytes(self) -> int:
         """Bytes of one patch, scales included."""
         vector = packed_bytes(self.head_dim, self.bits, self.group) if self.bits else self.head_dim * 2
-        return PLACE_BYTES + self.vectors * vector
+        return COORDINATE_BYTES + self.vectors * vector
 
-    def encode(self, keys: Tensor, values: Tensor, places: Tensor, out: Tensor) -> None:
+    def encode(self, keys: Tensor, values: Tensor, coordinates: Tensor, out: Tensor) -> None:
         """Pack patches into ``out``.
 
         :param keys: un-rotated, [layers, kv_heads, patches, head_dim], any float type and device;
-        :param values: the same shape; :param places: (h, w), int16 [patches, 2];
+        :param values: the same shape; :param coordinates: (h, w), int16 [patches, 2];
         :param out: uint8 [patches, row_bytes] on the CPU.
         """
         stacked = torch.stack((keys, values)).permute(3, 0, 1, 2, 4)
         vectors = stacked.reshape(keys.shape[2], self.vectors, self.head_dim).float().cpu()
-        out[:, :PLACE_BYTES] = places.contiguous().view(torch.uint8)
+        out[:, :COORDINATE_BYTES] = coordinates.contiguous().view(torch.uint8)
         if not self.bits:
             whole = vectors.clamp(-FLOAT16_LIMIT, FLOAT16_LIMIT).to(torch.float16)
-            out[:, PLACE_BYTES:] = whole.flatten(1).view(torch.uint8)
+            out[:, COORDINATE_BYTES:] = whole.flatten(1).view(torch.uint8)
             return
         packed = quantize(vectors, self.bits, self.group)
-        start = PLACE_BYTES
+        start = COORDINATE_BYTES
         for part in (packed.codes, packed.scales.view(torch.uint8), packed.zeros.view(torch.uint8)):
             flat = part.flatten(1)
             out[:, start : start + flat.shape[1]] = flat
@@ -74,17 +74,17 @@ class RowCodec:
         """Unpack rows.
 
         :param rows: uint8 [patches, row_bytes].
-        :returns: keys and values, float32 [layers, kv_heads, patches, head_dim], and places, int16 [patches, 2].
+        :returns: keys and values, float32 [layers, kv_heads, patches, head_dim], and coordinates, int16 [patches, 2].
         """
         patches = rows.shape[0]
-        places = rows[:, :PLACE_BYTES].contiguous().view(torch.int16)
-        body = rows[:, PLACE_BYTES:]
+        coordinates = rows[:, :COORDINATE_BYTES].contiguous().view(torch.int16)
+        body = rows[:, COORDINATE_BYTES:]
         if self.bits:
             vectors = self._dequantize(body)
         else:
             vectors = body.contiguous().view(torch.float16).float()
         keys, values = vectors.view(patches, 2, self.layers, self.kv_heads, self.head_dim).permute(1, 2, 3, 0, 4)
-        return keys, values, places
+        return keys, values, coordinates
 
     def _dequantize(self, body: Tensor) -> Tensor:
         """Coded vectors to float32 [patches, vectors, head_dim]."""

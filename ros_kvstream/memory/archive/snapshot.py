@@ -18,7 +18,7 @@ from ros_kvstream.errors import ArchiveError
 from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.frame_index import FrameRecord
 
-_TABLE = ("forgotten", "_next_sequence", "_slots_free", "_rows_free")
+_TABLE = ("evicted", "_next_sequence", "_slots_free", "_rows_free")
 _SELECTOR = ("_seen", "_grids", "_owners", "_turn", "_history_length")
 
 
@@ -48,8 +48,8 @@ def snapshot_tensors(archive: Archive | None, state: dict[str, Any] | None) -> I
     frames, rows = slice(0, state["frames_end"]), slice(0, state["rows_end"])
     yield "archive.frames", _bytes_of(table.frames)[frames]
     yield "archive.rows", torch.from_numpy(table.rows)[frames]
-    for index, plane in enumerate(table.lookup):
-        yield f"archive.lookup.{index}", plane[frames]
+    for index, plane in enumerate(table.index_keys):
+        yield f"archive.index_keys.{index}", plane[frames]
     yield "archive.embeddings", table.embeddings[frames]
     yield "archive.patches", archive._patches[rows]
     yield "archive.thumbnails", torch.from_numpy(archive._thumbnails)[frames]
@@ -65,13 +65,13 @@ def check_snapshot(archive: Archive | None, state: dict[str, Any] | None) -> Non
         return
     settings = "Set archive.* and retrieval.* as they were when it was saved"
     if archive is None or archive.plan.on_disk != (state["kind"] == "folder"):
-        now = "there is none now" if archive is None else f"it is in {archive.plan.settings.place!r} now"
+        now = "there is none now" if archive is None else f"it is in {archive.plan.settings.path!r} now"
         raise ArchiveError(f"its archive was in {'a folder' if state['kind'] == 'folder' else 'memory'}, {now}. "
                            f"{settings}.")
     if state["kind"] == "folder":
         if archive.identity and state["identity"] != archive.identity:  # one that has failed is reported elsewhere
-            raise ArchiveError(f"its archive is another one than that in archive.place = "
-                               f"{archive.plan.settings.place!r}. {settings}.")
+            raise ArchiveError(f"its archive is another one than that in archive.path = "
+                               f"{archive.plan.settings.path!r}. {settings}.")
         return
     differing = [f"{name} {state['plan'].get(name)} (now {value})" for name, value in _layout(archive).items()
                  if state["plan"].get(name) != value]
@@ -109,8 +109,8 @@ def _layout(archive: Archive) -> dict[str, Any]:
     plan = archive.plan
     return {
         "frames": plan.frames, "patches": plan.rows, "patch bytes": plan.codec.row_bytes,
-        "archive.precision": plan.settings.precision, "retrieval.layers": list(plan.shape.lookup_layers),
-        "archive.frame_patches": plan.shape.patches, "look-up keys": plan.lookups,
+        "archive.precision": plan.settings.precision, "retrieval.layers": list(plan.shape.index_layers),
+        "archive.frame_patches": plan.shape.patches, "look-up keys": plan.index_count,
         "archive.mean_key": plan.settings.mean_key, "archive.compare_frames": plan.settings.compare_frames,
         "archive.thumbnail_bytes": plan.settings.thumbnail_bytes, "external embedding": plan.shape.embedding,
     }  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ros_kvstream.memory.archive.eviction import choose_forgotten, forgetting_costs
+from ros_kvstream.memory.archive.eviction import choose_evicted, eviction_costs
 from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, FRAME, ArchivePlan
 
 
@@ -20,7 +20,7 @@ class Claim:
     slot: int
     rows: NDArray[np.int32]
     sequence: int
-    forgotten: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = ()
     """Slots that were given up for it."""
 
 
@@ -32,12 +32,12 @@ class FrameTable:
         self.plan = plan
         self.frames = np.zeros(plan.frames, dtype=FRAME)
         self.rows = np.full((plan.frames, shape.patches), -1, dtype=np.int32)
-        self.lookup = torch.zeros(
-            len(shape.lookup_layers), plan.frames, plan.lookups, shape.lookup_width, dtype=torch.float16
+        self.index_keys = torch.zeros(
+            len(shape.index_layers), plan.frames, plan.index_count, shape.index_width, dtype=torch.float16
         )
         self.embeddings = torch.zeros(plan.frames, shape.embedding, dtype=torch.float16)
         self.camera_names: list[str] = []
-        self.forgotten = 0
+        self.evicted = 0
         self._free_slots = np.zeros(plan.frames, dtype=np.int32)
         self._free_rows = np.zeros(plan.rows, dtype=np.int32)
         self._next_sequence = 1
@@ -54,7 +54,7 @@ class FrameTable:
     def allocated_bytes(self) -> int:
         """Bytes of all arrays."""
         arrays = (self.frames, self.rows, self._free_slots, self._free_rows)
-        tensors = (self.lookup, self.embeddings)
+        tensors = (self.index_keys, self.embeddings)
         return sum(array.nbytes for array in arrays) + sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
     @property
@@ -81,16 +81,16 @@ class FrameTable:
 
         :param patches: 1 <= patches <= the plan's rows.
         """
-        forgotten: list[int] = []
+        evicted: list[int] = []
         while self._slots_free == 0 or self._rows_free < patches:
-            forgotten += self._forget()
+            evicted += self._forget()
         self._slots_free -= 1
         slot = int(self._free_slots[self._slots_free])
         rows = np.sort(self._free_rows[self._rows_free - patches : self._rows_free])
         self._rows_free -= patches
         self.rows[slot, :patches] = rows
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
-        return Claim(slot, rows, sequence, tuple(forgotten))
+        return Claim(slot, rows, sequence, tuple(evicted))
 
     def release(self, slot: int) -> None:
         """Give a slot and its rows back."""
@@ -106,14 +106,14 @@ class FrameTable:
         """Release the frames whose absence leaves the smallest gap for their age, a small batch at a time."""
         slots = np.flatnonzero(self.frames["live"])
         entries, settings = self.frames[slots], self.plan.settings
-        costs = forgetting_costs(
+        costs = eviction_costs(
             entries["stamp"], entries["camera"], entries["novelty"], settings.age_weight, settings.novelty_weight
         )
         batch = max(1, self.plan.frames // 64)
-        given_up = [int(slot) for slot in slots[choose_forgotten(costs, entries["stamp"], min(batch, len(slots)))]]
+        given_up = [int(slot) for slot in slots[choose_evicted(costs, entries["stamp"], min(batch, len(slots)))]]
         for slot in given_up:
             self.release(slot)
-        self.forgotten += len(given_up)
+        self.evicted += len(given_up)
         return given_up
 
     # -- restore ---------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class FrameTable:
             self.frames[slot]["live"] = True
             self.frames[slot]["camera"] = self.camera_index(record["camera_name"].decode(errors="ignore"))
             self.rows[slot, :patches] = rows
-            self.lookup[:, slot] = torch.from_numpy(np.array(record["lookup"]))
+            self.index_keys[:, slot] = torch.from_numpy(np.array(record["index_keys"]))
             self._next_sequence = max(self._next_sequence, int(record["frame"]["sequence"]) + 1)
             taken.append(slot)
         free_slots = np.flatnonzero(~self.frames["live"])[::-1]
@@ -151,14 +151,14 @@ class FrameTable:
         found = np.flatnonzero((self.frames["frame_id"] == frame_id) & self.frames["live"])
         return int(found[-1]) if found.size else None
 
-    def lookup_entries(self, keys: Tensor, kept: Tensor, dissimilarity: Tensor) -> tuple[Tensor, int]:
+    def make_index_keys(self, keys: Tensor, kept: Tensor, dissimilarity: Tensor) -> tuple[Tensor, int]:
         """Look-up entries of a frame: the mean key (when kept), then its most telling kept patches.
 
         :param keys: un-rotated keys of the look-up layers, [layers, kv_heads, patches, head_dim].
         :returns: float16 [layers, entries, kv_heads * head_dim] and the number of entries.
         """
         planes = keys.float().permute(0, 2, 1, 3).flatten(2)
-        telling = kept[dissimilarity[kept].argsort(descending=True, stable=True)][: self.plan.settings.lookup_keys]
+        telling = kept[dissimilarity[kept].argsort(descending=True, stable=True)][: self.plan.settings.index_keys]
         entries = planes[:, telling]
         if self.plan.settings.mean_key:
             entries = torch.cat((planes.mean(1, keepdim=True), entries), dim=1)

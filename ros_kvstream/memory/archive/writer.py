@@ -172,7 +172,7 @@ class ArchiveWriter:
         packed = self._packed[frame.stage, : len(frame.claim.rows)].numpy()
         error: OSError | None = None
         try:
-            for slot in frame.claim.forgotten:
+            for slot in frame.claim.evicted:
                 self._file.void_slot(slot)
             self._file.write_rows(frame.claim.rows, packed)
             self._file.write_slot(frame.claim.slot, self._records[frame.stage : frame.stage + 1], packed)

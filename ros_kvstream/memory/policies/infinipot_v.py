@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
-from ros_kvstream.memory.policies.paper import reference_selection
+from ros_kvstream.memory.policies.paper import paper_selection
 from ros_kvstream.memory.policies.ranking import indices_of, top_mask
 from ros_kvstream.memory.policies.recent_share import recent_slots
 from ros_kvstream.memory.policies.redundancy import novelty
 from ros_kvstream.memory.policies.van import NormPooling
 from ros_kvstream.settings import require, require_finite
 
-COMPATIBILITIES = ("ours", "reference")
+COMPATIBILITIES = ("native", "paper")
 COMPARISONS = ("newer", "recent")
 
 
@@ -26,13 +26,13 @@ class InfiniPotVSettings(NormPooling):
     alpha: float = 0.9
     """Share of the kept slots that TaR chooses, recent frames included; value norms choose the rest."""
     recent_share: float = 0.125
-    """Share of the kept slots that belongs to the newest whole frames (``reference``: share of the frames held)."""
+    """Share of the kept slots that belongs to the newest whole frames (``paper``: share of the frames held)."""
     compare_with: str = "newer"
     """Redundant is what resembles: newer (all newer keys held of the patch) or recent (those of the recent frames)."""
-    compatibility: str = "ours"
-    """ours, or reference: exactly the published selection, faults included."""
+    compatibility: str = "native"
+    """native, or paper: exactly the published selection, faults included."""
     depth_pooling: bool = False
-    """Only with ``reference``: the published zero-padded pooling by quarter of the depth."""
+    """Only with ``paper``: the published zero-padded pooling by quarter of the depth."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,20 +41,20 @@ class InfiniPotVSettings(NormPooling):
         name = "memory.policy_options.compare_with"
         require(self.compare_with in COMPARISONS, name, self.compare_with, "newer or recent")
         name = "memory.policy_options.compatibility"
-        require(self.compatibility in COMPATIBILITIES, name, self.compatibility, "ours or reference")
+        require(self.compatibility in COMPATIBILITIES, name, self.compatibility, "native or paper")
         name = "memory.policy_options.depth_pooling"
         require(isinstance(self.depth_pooling, bool), name, self.depth_pooling, "true or false")
-        if self.compatibility == "ours":
+        if self.compatibility == "native":
             remedy = "Redundancy is measured against the recent frames; choose van to do without."
             name = "memory.policy_options.recent_share"
             require(self.recent_share > 0.0, name, self.recent_share, "above 0", remedy)
             name = "memory.policy_options.depth_pooling"
-            remedy = "Set compatibility to reference, or pooling to adaptive."
-            require(not self.depth_pooling, name, True, "false unless compatibility is reference", remedy)
+            remedy = "Set compatibility to paper, or pooling to adaptive."
+            require(not self.depth_pooling, name, True, "false unless compatibility is paper", remedy)
         else:
             name = "memory.policy_options.pooling"
             remedy = "Set depth_pooling instead."
-            require(self.pooling == "none", name, self.pooling, "none when compatibility is reference", remedy)
+            require(self.pooling == "none", name, self.pooling, "none when compatibility is paper", remedy)
 
 
 class InfiniPotV(SelectionPolicy):
@@ -75,8 +75,8 @@ class InfiniPotV(SelectionPolicy):
     def select_mask(self, view: LayerSlots, keep: int) -> Tensor:
         """Return the choice as bool [kv_heads, slots]; see SelectionPolicy.select_mask."""
         settings = self.settings
-        if settings.compatibility == "reference":
-            return reference_selection(
+        if settings.compatibility == "paper":
+            return paper_selection(
                 view,
                 keep,
                 alpha=settings.alpha,

@@ -69,7 +69,7 @@ class KeyRows:
             else:
                 rows.copy_(self._rows.index_select(0, source[part]))
             if self._rotary is not None:
-                self._rotary.turn_back_in_time(self._rotary.time_halves(rows), self._angles(self._rotary, times[part]))
+                self._rotary.unrotate_time(self._rotary.time_halves(rows), self._angles(self._rotary, times[part]))
             if norms is None:
                 yield part, rows, torch.linalg.vector_norm(rows, dim=-1).clamp_min_(TINY)
             else:

@@ -18,7 +18,7 @@ KERNELS = ((3, 7), (2, 5), (1, 3), (0, 1))
 """Pooling by quarter of the depth: (axes, kernel)."""
 
 
-def reference_selection(
+def paper_selection(
     view: LayerSlots, keep: int, *, alpha: float, recent_share: float, depth_pooling: bool
 ) -> Tensor:
     """Kept slots as bool [kv_heads, slots], as published.

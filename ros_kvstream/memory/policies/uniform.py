@@ -16,12 +16,12 @@ from ros_kvstream.settings import require
 class UniformSettings:
     """Settings of ``uniform``."""
 
-    compatibility: str = "ours"
-    """ours, or reference: int(i * step) with the rounding of floating point, as published."""
+    compatibility: str = "native"
+    """native, or paper: int(i * step) with the rounding of floating point, as published."""
 
     def __post_init__(self) -> None:
         name = "memory.policy_options.compatibility"
-        require(self.compatibility in ("ours", "reference"), name, self.compatibility, "ours or reference")
+        require(self.compatibility in ("native", "paper"), name, self.compatibility, "native or paper")
 
 
 class Uniform(SelectionPolicy):
@@ -36,7 +36,7 @@ class Uniform(SelectionPolicy):
         """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
         in_time = recency(view).argsort(dim=-1, stable=True)
         steps = torch.arange(keep, device=in_time.device)
-        if self.settings.compatibility == "reference":
+        if self.settings.compatibility == "paper":
             picks = (steps.double() * (view.slots / keep)).long()
         else:
             # Integers: a float step may fall one slot short of where it should land.

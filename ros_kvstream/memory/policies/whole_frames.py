@@ -122,5 +122,5 @@ class _FrameKeys:
             self._views[block.count] = rows, self._rotary.time_halves(rows)
         rows, halves = self._views[block.count]
         rows.copy_(self._keys.narrow(1, block.start, block.count))
-        self._rotary.turn_back_in_time(halves, block.angles)
+        self._rotary.unrotate_time(halves, block.angles)
         return rows

@@ -1,7 +1,7 @@
 """The arena as a precision ladder: the best and the newest frame slots in the model's own type, the others packed.
 
 Slots lie in the order prompt, 4-bit frames, 8-bit frames, frames in the model's own type, question: an append always
-goes to the end and is exact. When the full-precision part is full, slots move down the ladder (``settle``); when all
+goes to the end and is exact. When the full-precision part is full, slots move down the ladder (``demote``); when all
 is full, a compaction evicts and sorts what stays onto the ladder again, up or down (``compact``). One layer at a time
 is decoded for attention, into one scratch that the plan counts.
 """
@@ -19,10 +19,10 @@ from ros_kvstream.memory.arena import Arena, Chunk, _Layer
 from ros_kvstream.memory.budget import BudgetPlan
 from ros_kvstream.memory.compaction import kept_mask
 from ros_kvstream.memory.policies.base import SelectionPolicy
-from ros_kvstream.memory.quantized.codec import LadderCodec
+from ros_kvstream.memory.quantized.codec import QuantizedCodec
 from ros_kvstream.memory.quantized.packing import Packed, empty_packed
-from ros_kvstream.memory.quantized.plan import LadderPlan
-from ros_kvstream.memory.quantized.requantize import TIERS, LadderMove, gather_rows
+from ros_kvstream.memory.quantized.plan import QuantizedPlan
+from ros_kvstream.memory.quantized.requantize import TIERS, Requantization, gather_rows
 from ros_kvstream.memory.rotary import Rotary
 
 TABLE = tuple(part.name for part in fields(_Layer) if part.name not in ("keys", "values"))
@@ -30,13 +30,13 @@ TABLE = tuple(part.name for part in fields(_Layer) if part.name not in ("keys", 
 
 
 @dataclass
-class _LadderLayer(_Layer):
+class _QuantizedLayer(_Layer):
     """One layer: ``keys`` and ``values`` have the plan's full_slots rows, the slot table all slots."""
 
     packed_keys: dict[int, Packed] = field(default_factory=dict)
-    """Bits -> raw keys off their centre, [kv_heads, slots of the tier, ...]."""
+    """Bits -> raw keys off their key_mean, [kv_heads, slots of the tier, ...]."""
     packed_values: dict[int, Packed] = field(default_factory=dict)
-    centre: Tensor = field(default_factory=lambda: torch.empty(0))
+    key_mean: Tensor = field(default_factory=lambda: torch.empty(0))
     """Mean raw key, float32 [kv_heads, 1, head_dim]; fixed when the first slots are packed."""
     saliency: Tensor | None = None
     """Saliency of each slot's patch, float16 [kv_heads, slots]; one more column of the slot table, or None."""
@@ -45,46 +45,46 @@ class _LadderLayer(_Layer):
     def tensors(self) -> tuple[Tensor, ...]:
         packed = [*self.packed_keys.values(), *self.packed_values.values()]
         parts = [tensor for tier in packed for tensor in (tier.codes, tier.scales, tier.zeros)]
-        return (*super().tensors, *parts, self.centre, *(() if self.saliency is None else (self.saliency,)))
+        return (*super().tensors, *parts, self.key_mean, *(() if self.saliency is None else (self.saliency,)))
 
 
-class LadderArena(Arena):
-    """An :class:`Arena` of three precisions with the same interface; planned by :func:`plan_ladder`.
+class QuantizedArena(Arena):
+    """An :class:`Arena` of three precisions with the same interface; planned by :func:`plan_quantized`.
 
     What ``layer``, ``write`` and ``frame_slots`` return is valid until the next of these calls.
     """
 
-    plan: LadderPlan
-    _layers: list[_LadderLayer]  # type: ignore[assignment]
+    plan: QuantizedPlan
+    _layers: list[_QuantizedLayer]  # type: ignore[assignment]
 
     def __init__(
-        self, plan: LadderPlan, rotary: Rotary, device: torch.device | str = "cpu", order: str = "policy"
+        self, plan: QuantizedPlan, rotary: Rotary, device: torch.device | str = "cpu", order: str = "policy"
     ) -> None:
-        """Allocate everything in ``plan``; ``order`` as in LadderSettings, where the plan is not for saliency."""
+        """Allocate everything in ``plan``; ``order`` as in QuantizedSettings, where the plan is not for saliency."""
         self.order = "saliency" if plan.by_saliency else order
         self._columns = (*TABLE, "saliency") if plan.by_saliency else TABLE
         self._packed = dict.fromkeys(TIERS, 0)
-        self._centred = False
+        self._key_mean_known = False
         self._peak_bytes = 0
         super().__init__(plan, rotary, device)
-        self._codec = LadderCodec(plan.shape.head_dim, plan.group, rotary, self.device)
+        self._codec = QuantizedCodec(plan.shape.head_dim, plan.group, rotary, self.device)
 
-    def _allocate_layer(self, plan: BudgetPlan) -> _LadderLayer:
-        assert isinstance(plan, LadderPlan)
+    def _allocate_layer(self, plan: BudgetPlan) -> _QuantizedLayer:
+        assert isinstance(plan, QuantizedPlan)
         shape = plan.shape
         plane = (shape.kv_heads, plan.full_slots, shape.head_dim)
-        return _LadderLayer(
+        return _QuantizedLayer(
             keys=torch.zeros(plane, dtype=shape.dtype, device=self.device),
             values=torch.zeros(plane, dtype=shape.dtype, device=self.device),
             packed_keys={bits: self._empty(plan, bits) for bits in TIERS},
             packed_values={bits: self._empty(plan, bits) for bits in TIERS},
-            centre=torch.zeros((shape.kv_heads, 1, shape.head_dim), dtype=torch.float32, device=self.device),
+            key_mean=torch.zeros((shape.kv_heads, 1, shape.head_dim), dtype=torch.float32, device=self.device),
             saliency=torch.zeros(plane[0], plan.slots, dtype=torch.float16, device=self.device)
             if plan.by_saliency else None,
             **_Layer.table(plan, self.device),
         )  # fmt: skip
 
-    def _empty(self, plan: LadderPlan, bits: int) -> Packed:
+    def _empty(self, plan: QuantizedPlan, bits: int) -> Packed:
         leading = (plan.shape.kv_heads, plan.tier_slots(bits))
         return empty_packed(leading, plan.shape.head_dim, bits, plan.group, self.device)
 
@@ -123,7 +123,7 @@ class LadderArena(Arena):
 
     @property
     def full_slots_free(self) -> int:
-        """Slots in the model's own type that frames may fill before ``settle`` must move some down."""
+        """Slots in the model's own type that frames may fill before ``demote`` must move some down."""
         return self.plan.full_frame_slots - (self.frame_slots_used - self._packed_slots)
 
     def _tiers(self) -> list[tuple[int, slice]]:
@@ -145,26 +145,26 @@ class LadderArena(Arena):
         for bits, span in self._tiers():
             rows = slice(0, span.stop - span.start)
             positions = layer.positions[:, span]
-            self._codec.decode(layer.packed_keys[bits].rows(rows), keys[:, span], layer.centre, positions)
+            self._codec.decode(layer.packed_keys[bits].rows(rows), keys[:, span], layer.key_mean, positions)
             self._codec.decode(layer.packed_values[bits].rows(rows), values[:, span])
         return keys[:, :stop], values[:, :stop]
 
     # -- append ---------------------------------------------------------------------------------------------------
 
     def begin(self, chunk: Chunk, *, frames: bool) -> None:
-        """As :meth:`Arena.begin`; frames must also fit into the full-precision part (call ``settle`` before)."""
+        """As :meth:`Arena.begin`; frames must also fit into the full-precision part (call ``demote`` before)."""
         tokens = chunk.frames.shape[0]
         room = self.pinned + self.plan.full_frame_slots if frames else self.plan.full_slots
         if self.used - self._packed_slots + tokens > room:
             raise CapacityError(
                 f"{tokens} tokens do not fit: {self.used - self._packed_slots} of {room} slots in the model's own "
-                "type are in use. Let slots move down the ladder (settle), or raise memory.budget_mib."
+                "type are in use. Let slots move down the ladder (demote), or raise memory.budget_mib."
             )
         super().begin(chunk, frames=frames)
 
     def _place(self, layer: _Layer, start: int, keys: Tensor, values: Tensor) -> None:
         super()._place(layer, start - self._packed_slots, keys, values)
-        assert isinstance(layer, _LadderLayer) and self._pending is not None
+        assert isinstance(layer, _QuantizedLayer) and self._pending is not None
         if layer.saliency is not None:
             saliency = self._pending.saliency
             layer.saliency[:, start : start + keys.shape[1]] = 0 if saliency is None else saliency
@@ -178,12 +178,12 @@ class LadderArena(Arena):
         """Forget everything, prompt and the keys' centres included."""
         super().clear()
         self._packed = dict.fromkeys(TIERS, 0)
-        self._centred = False
+        self._key_mean_known = False
         self._peak_bytes = 0
 
     # -- move on the ladder ---------------------------------------------------------------------------------------
 
-    def settle(self, tokens: int) -> None:
+    def demote(self, tokens: int) -> None:
         """Move slots down the ladder, evicting none, until ``tokens`` fit into the full-precision part.
 
         Within a tier the slots lie worst first, so those at the tier's beginning move down; frames appended since the
@@ -275,26 +275,26 @@ class LadderArena(Arena):
         """Lay the frame slots ``orders`` (per layer [kv_heads, keep], worst first) onto the ladder anew."""
         frames, keep = slice(self.pinned, self.frames_end), orders[0].shape[1]
         for layer, order in zip(self._layers, orders, strict=True):
-            if not self._centred:
-                self._centre(layer)
-            move = LadderMove(self._codec, self._packed, counts, order, layer.positions[:, frames])
-            move.plane(layer.packed_keys, layer.keys[:, self.pinned :], layer.centre)
+            if not self._key_mean_known:
+                self._take_key_mean(layer)
+            move = Requantization(self._codec, self._packed, counts, order, layer.positions[:, frames])
+            move.plane(layer.packed_keys, layer.keys[:, self.pinned :], layer.key_mean)
             move.plane(layer.packed_values, layer.values[:, self.pinned :], None)
             for name in self._columns:
                 table: Tensor = getattr(layer, name)
                 table[:, self.pinned : self.pinned + keep] = gather_rows(table[:, frames], order)
-        self._centred = self._centred or sum(counts.values()) > 0
+        self._key_mean_known = self._key_mean_known or sum(counts.values()) > 0
         self._packed = dict(counts)
         self.used = self.frames_end = self.pinned + keep
         self._generation += 1
         self._common_table = self._kept = None
 
-    def _centre(self, layer: _LadderLayer) -> None:
+    def _take_key_mean(self, layer: _QuantizedLayer) -> None:
         """Take the mean of the raw keys; nothing is packed yet."""
         frames = slice(self.pinned, self.frames_end)
         out = self._scratch[:, : self.frame_slots_used]
         raw = self.rotary.unrotate(layer.keys[:, frames], layer.positions[:, frames], out=out)
-        layer.centre.copy_(raw.mean(1, keepdim=True))
+        layer.key_mean.copy_(raw.mean(1, keepdim=True))
 
     def replace_positions(self, new_t: Callable[[Tensor], Tensor]) -> None:
         """Give every frame slot a new temporal position; packed keys are un-rotated and need no change."""
@@ -315,7 +315,7 @@ class LadderArena(Arena):
 
         :raises CapacityError: when the slots in use do not fit; compact first.
         """
-        assert isinstance(plan, LadderPlan)
+        assert isinstance(plan, QuantizedPlan)
         used = self.frame_slots_used
         if used > plan.frame_slots:
             raise CapacityError(f"{used} frame slots in use do not fit into {plan.frame_slots}")
@@ -335,7 +335,7 @@ class LadderArena(Arena):
         self._scratch = self._allocate_scratch(plan)
         self._generation += 1
 
-    def _fitted(self, plan: LadderPlan) -> dict[int, int]:
+    def _fitted(self, plan: QuantizedPlan) -> dict[int, int]:
         """Slots per packed tier under another plan: as now where they fit, else moved one tier down or up."""
         used = self.frame_slots_used
         int8, int4 = min(self._packed[8], plan.int8_slots), min(self._packed[4], plan.int4_slots)
@@ -347,9 +347,9 @@ class LadderArena(Arena):
 
 
 def make_arena(plan: BudgetPlan, rotary: Rotary, device: torch.device | str = "cpu", order: str = "policy") -> Arena:
-    """The arena that a plan is for; ``order`` as in LadderSettings."""
-    if isinstance(plan, LadderPlan):
-        return LadderArena(plan, rotary, device, order)
+    """The arena that a plan is for; ``order`` as in QuantizedSettings."""
+    if isinstance(plan, QuantizedPlan):
+        return QuantizedArena(plan, rotary, device, order)
     return Arena(plan, rotary, device)
 
 

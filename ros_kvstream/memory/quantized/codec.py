@@ -23,7 +23,7 @@ def hadamard(dim: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.block_diag(*[block / len(block) ** 0.5] * (dim // len(block))).contiguous().to(device)
 
 
-class LadderCodec:
+class QuantizedCodec:
     """Codes rows of one head_dim; the transform is shared by all layers, the mean of the keys is each layer's own."""
 
     def __init__(self, head_dim: int, group: int, rotary: Rotary, device: torch.device) -> None:
@@ -32,24 +32,24 @@ class LadderCodec:
         self.rotary = rotary
         self.transform = hadamard(head_dim, device)
 
-    def encode(self, rows: Tensor, bits: int, centre: Tensor | None = None) -> Packed:
-        """Code values, or raw keys with their centre; rows float32 [heads, n, head_dim], centre broadcasts to it."""
-        return quantize((rows if centre is None else rows - centre) @ self.transform, bits, self.group)
+    def encode(self, rows: Tensor, bits: int, key_mean: Tensor | None = None) -> Packed:
+        """Code values, or raw keys with their key_mean; rows float32 [heads, n, head_dim], key_mean broadcasts to it."""
+        return quantize((rows if key_mean is None else rows - key_mean) @ self.transform, bits, self.group)
 
     def decode(
-        self, packed: Packed, out: Tensor, centre: Tensor | None = None, positions: Tensor | None = None
+        self, packed: Packed, out: Tensor, key_mean: Tensor | None = None, positions: Tensor | None = None
     ) -> None:
         """Write decoded rows into ``out`` [heads, n, head_dim] of any float type.
 
-        :param centre: of keys, [heads, 1, head_dim] or [heads, n, head_dim]; None for values.
+        :param key_mean: of keys, [heads, 1, head_dim] or [heads, n, head_dim]; None for values.
         :param positions: int [heads, n, 3] to turn keys to; None leaves them raw.
         """
         for start in range(0, out.shape[1], BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, out.shape[1]))
             block = torch.empty(out[:, rows].shape, dtype=torch.float32, device=out.device)
             values = dequantize_into(packed.rows(rows), block) @ self.transform.T
-            if centre is not None:
-                values += centre if centre.shape[1] == 1 else centre[:, rows]
+            if key_mean is not None:
+                values += key_mean if key_mean.shape[1] == 1 else key_mean[:, rows]
             if positions is not None:
                 values = self.rotary.rotate(values, positions[:, rows], out=values)
             out[:, rows] = values

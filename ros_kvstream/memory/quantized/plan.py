@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.memory.budget import MIB, BudgetPlan, CacheShape
 from ros_kvstream.memory.quantized.packing import packed_bytes
-from ros_kvstream.settings import LadderSettings
+from ros_kvstream.settings import QuantizedSettings
 
 FLOAT32_BYTES = 4
 SALIENCY_BYTES = 2
@@ -16,8 +16,8 @@ SALIENCY_BYTES = 2
 
 
 @dataclass(frozen=True)
-class LadderPlan(BudgetPlan):
-    """A budget divided over three precisions; made by :func:`plan_ladder`, never by hand."""
+class QuantizedPlan(BudgetPlan):
+    """A budget divided over three precisions; made by :func:`plan_quantized`, never by hand."""
 
     int4_slots: int
     """Frame slots in 4 bits."""
@@ -81,16 +81,16 @@ class LadderPlan(BudgetPlan):
         return full * self.shape.token_bytes + packed + slots * self.table_row_bytes
 
 
-def smallest_ladder(
-    shape: CacheShape, settings: LadderSettings, *, pinned: int, reserve: int, frame_tokens: int
+def smallest_quantized_budget(
+    shape: CacheShape, settings: QuantizedSettings, *, pinned: int, reserve: int, frame_tokens: int
 ) -> int:
-    """Bytes of the smallest budget that ``plan_ladder`` accepts."""
+    """Bytes of the smallest budget that ``plan_quantized`` accepts."""
     return _divided(shape, 0, settings, pinned, reserve, frame_tokens, 2 * frame_tokens).allocated_bytes
 
 
-def plan_ladder(
-    shape: CacheShape, budget_bytes: int, settings: LadderSettings, *, pinned: int, reserve: int, frame_tokens: int
-) -> LadderPlan:
+def plan_quantized(
+    shape: CacheShape, budget_bytes: int, settings: QuantizedSettings, *, pinned: int, reserve: int, frame_tokens: int
+) -> QuantizedPlan:
     """Divide ``budget_bytes``; raise BudgetError that names the smallest budget which works.
 
     :param pinned: tokens of the prompt; :param reserve: tokens of the longest question, answer and retrieved context.
@@ -98,10 +98,10 @@ def plan_ladder(
         own type must be free after a compaction, so at least two blocks of them are planned.
     """
 
-    def divided(frame_slots: int) -> LadderPlan:
+    def divided(frame_slots: int) -> QuantizedPlan:
         return _divided(shape, budget_bytes, settings, pinned, reserve, frame_tokens, frame_slots)
 
-    needed = smallest_ladder(shape, settings, pinned=pinned, reserve=reserve, frame_tokens=frame_tokens)
+    needed = smallest_quantized_budget(shape, settings, pinned=pinned, reserve=reserve, frame_tokens=frame_tokens)
     if needed > budget_bytes:
         raise BudgetError(
             f"memory.budget_mib = {budget_bytes / MIB:g} is too small: {pinned} prompt slots, {reserve} slots for "
@@ -116,13 +116,13 @@ def plan_ladder(
 
 
 def _divided(
-    shape: CacheShape, budget_bytes: int, settings: LadderSettings, pinned: int, reserve: int, frame_tokens: int,
+    shape: CacheShape, budget_bytes: int, settings: QuantizedSettings, pinned: int, reserve: int, frame_tokens: int,
     frame_slots: int,
-) -> LadderPlan:  # fmt: skip
+) -> QuantizedPlan:  # fmt: skip
     """The plan with this many frame slots, two blocks of frames at least in the model's own type."""
     most = max(0, frame_slots - 2 * frame_tokens)
     int4 = min(int(settings.int4 * frame_slots), most)
     int8 = min(int(settings.int8 * frame_slots), most - int4)
     group = math.gcd(int(settings.group), shape.head_dim)
     by_saliency = settings.order == "saliency"
-    return LadderPlan(shape, budget_bytes, pinned, frame_slots, reserve, int4, int8, group, by_saliency)
+    return QuantizedPlan(shape, budget_bytes, pinned, frame_slots, reserve, int4, int8, group, by_saliency)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.quantized.codec import LadderCodec
+from ros_kvstream.memory.quantized.codec import QuantizedCodec
 from ros_kvstream.memory.quantized.packing import Packed, empty_packed
 
 TIERS = (4, 8)
@@ -20,11 +20,11 @@ def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
     return rows[heads, index]
 
 
-class LadderMove:
+class Requantization:
     """One layer's new arrangement, applied to the plane of keys and to that of values."""
 
     def __init__(
-        self, codec: LadderCodec, old: dict[int, int], new: dict[int, int], order: Tensor, positions: Tensor
+        self, codec: QuantizedCodec, old: dict[int, int], new: dict[int, int], order: Tensor, positions: Tensor
     ) -> None:
         """Work out which row goes where.
 
@@ -48,13 +48,13 @@ class LadderMove:
         spans[FULL] = slice(start, slots)
         return spans
 
-    def plane(self, packed: dict[int, Packed], full: Tensor, centre: Tensor | None) -> None:
-        """Rearrange keys (with their centre) or values (None) in place.
+    def plane(self, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None) -> None:
+        """Rearrange keys (with their key_mean) or values (None) in place.
 
         :param packed: bits -> rows of that tier; :param full: [kv_heads, rows, head_dim] from the first frame on.
         """
-        made = {bits: self._packed_tier(bits, packed, full, centre) for bits in TIERS}
-        rows = self._full_tier(packed, full, centre)
+        made = {bits: self._packed_tier(bits, packed, full, key_mean) for bits in TIERS}
+        rows = self._full_tier(packed, full, key_mean)
         for bits, tier in made.items():
             room = packed[bits].rows(slice(0, tier.codes.shape[1]))
             room.codes.copy_(tier.codes)
@@ -62,7 +62,7 @@ class LadderMove:
             room.zeros.copy_(tier.zeros)
         full[:, : rows.shape[1]] = rows
 
-    def _packed_tier(self, bits: int, packed: dict[int, Packed], full: Tensor, centre: Tensor | None) -> Packed:
+    def _packed_tier(self, bits: int, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None) -> Packed:
         source = self._order[:, self._new[bits]]
         made = empty_packed(tuple(source.shape), full.shape[-1], bits, self._codec.group, full.device)
         for tier in (*TIERS, FULL):
@@ -70,14 +70,14 @@ class LadderMove:
             if not len(heads):
                 continue
             moved = _pick(packed[bits], heads, rows) if tier == bits else self._recoded(
-                bits, self._raw(tier, packed, full, centre, heads, rows), centre, heads
+                bits, self._raw(tier, packed, full, key_mean, heads, rows), key_mean, heads
             )  # fmt: skip
             made.codes[heads, at] = moved.codes
             made.scales[heads, at] = moved.scales
             made.zeros[heads, at] = moved.zeros
         return made
 
-    def _full_tier(self, packed: dict[int, Packed], full: Tensor, centre: Tensor | None) -> Tensor:
+    def _full_tier(self, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None) -> Tensor:
         source = self._order[:, self._new[FULL]]
         made = full.new_empty((*source.shape, full.shape[-1]))
         for tier in (*TIERS, FULL):
@@ -87,37 +87,37 @@ class LadderMove:
             if tier == FULL:
                 made[heads, at] = full[heads, rows]
                 continue
-            raw = self._raw(tier, packed, full, centre, heads, rows)
-            if centre is not None:
+            raw = self._raw(tier, packed, full, key_mean, heads, rows)
+            if key_mean is not None:
                 positions = self._positions[heads, rows + self._old[tier].start]
                 raw = self._codec.rotary.rotate(raw[None], positions[None], out=raw[None])[0]
             made[heads, at] = raw.to(full.dtype)
         return made
 
     def _from(self, tier: int, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which of ``source`` lie in ``tier`` now: KV heads, rows within the tier, places in ``source``; [n] each."""
+        """Which of ``source`` lie in ``tier`` now: KV heads, rows within the tier, coordinates in ``source``; [n] each."""
         span = self._old[tier]
         heads, at = ((source >= span.start) & (source < span.stop)).nonzero(as_tuple=True)
         return heads, source[heads, at] - span.start, at
 
     def _raw(
-        self, tier: int, packed: dict[int, Packed], full: Tensor, centre: Tensor | None, heads: Tensor, rows: Tensor
+        self, tier: int, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None, heads: Tensor, rows: Tensor
     ) -> Tensor:
         """Values or un-rotated keys of rows of one tier, float32 [n, head_dim]."""
         out = torch.empty((1, len(rows), full.shape[-1]), dtype=torch.float32, device=full.device)
         if tier == FULL:
             picked = full[heads, rows][None]
-            if centre is None:
+            if key_mean is None:
                 return out.copy_(picked)[0]
             positions = self._positions[heads, rows + self._old[FULL].start]
             return self._codec.rotary.unrotate(picked, positions[None], out=out)[0]
         coded = _pick(packed[tier], heads, rows)
         one = Packed(coded.codes[None], coded.scales[None], coded.zeros[None], tier)
-        self._codec.decode(one, out, None if centre is None else centre[heads, 0][None])
+        self._codec.decode(one, out, None if key_mean is None else key_mean[heads, 0][None])
         return out[0]
 
-    def _recoded(self, bits: int, raw: Tensor, centre: Tensor | None, heads: Tensor) -> Packed:
-        return self._codec.encode(raw, bits, None if centre is None else centre[heads, 0])
+    def _recoded(self, bits: int, raw: Tensor, key_mean: Tensor | None, heads: Tensor) -> Packed:
+        return self._codec.encode(raw, bits, None if key_mean is None else key_mean[heads, 0])
 
 
 def _pick(packed: Packed, heads: Tensor, rows: Tensor) -> Packed:

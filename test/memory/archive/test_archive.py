@@ -25,7 +25,7 @@ def test_a_frame_comes_back_as_it_went_in():
     for frame in given_frames:
         slot = archive.table.slot_of(frame.frame_id)
         found = archive.fetch([slot])[0]
-        assert found.places.shape == (6, 2)
+        assert found.coordinates.shape == (6, 2)
         assert_same(found, frame)
 
 
@@ -51,7 +51,7 @@ def test_nothing_grows_over_a_stream_many_times_the_capacity():
         assert archive.table.count <= archive.plan.frames
         assert archive.table.rows_used <= archive.plan.rows
     assert archive.allocated_bytes == before
-    assert archive.status().forgotten > 0
+    assert archive.status().evicted > 0
 
 
 def test_when_full_all_of_the_time_stays_covered_and_older_stretches_are_sparser():

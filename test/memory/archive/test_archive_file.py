@@ -14,7 +14,7 @@ import pytest
 from support.archives import SHAPE, assert_same, make_archive, make_frame
 
 from ros_kvstream.errors import ArchiveError
-from ros_kvstream.memory import archive_file
+from ros_kvstream.memory.archive import file as archive_file
 from ros_kvstream.memory.archive.file import FILE_NAME, ArchiveFile
 
 WRITER = """
@@ -83,7 +83,7 @@ def test_a_reopened_archive_holds_what_it_held(archive_of):
         slot = again.table.slot_of(i)
         assert_same(again.fetch([slot])[0], make_frame(i, camera="front" if i % 2 else "rear"))
         assert again.thumbnail(i) == b"%d" % i
-        assert first.table.lookup[:, first.table.slot_of(i)].equal(again.table.lookup[:, slot])
+        assert first.table.index_keys[:, first.table.slot_of(i)].equal(again.table.index_keys[:, slot])
     slot = again.table.slot_of(3)
     assert again.table.embeddings[slot].tolist() == [4, 3, 2, 1]
     assert again.fetch([slot])[0].stamp_end == 1.75

@@ -8,7 +8,7 @@ from ros_kvstream.memory.archive.patches import PatchSelector, archive_patches, 
 from ros_kvstream.memory.archive.plan import ArchiveShape
 from ros_kvstream.settings import ArchiveSettings
 
-SHAPE = ArchiveShape(layers=2, kv_heads=2, head_dim=8, lookup_layers=(0, 1), patches=16, cameras=2)
+SHAPE = ArchiveShape(layers=2, kv_heads=2, head_dim=8, index_layers=(0, 1), patches=16, cameras=2)
 
 
 def keys(seed: int, patches: int = 16) -> torch.Tensor:

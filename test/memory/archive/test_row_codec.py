@@ -25,11 +25,11 @@ def test_patches_come_back_within_half_a_step(precision, layers, kv_heads, half,
     codec = RowCodec(layers, kv_heads, 2 * half, precision)
     generator = torch.Generator().manual_seed(seed)
     keys, values = scale * torch.randn(2, layers, kv_heads, patches, 2 * half, generator=generator)
-    places = torch.randint(0, 99, (patches, 2), generator=generator).to(torch.int16)
+    coordinates = torch.randint(0, 99, (patches, 2), generator=generator).to(torch.int16)
     rows = torch.zeros(patches, codec.row_bytes, dtype=torch.uint8)
-    codec.encode(keys, values, places, rows)
+    codec.encode(keys, values, coordinates, rows)
     found_keys, found_values, found_places = codec.decode(rows)
-    assert found_places.equal(places)
+    assert found_places.equal(coordinates)
     for found, given_tensor in ((found_keys, keys), (found_values, values)):
         reach = given_tensor.abs().amax(-1, keepdim=True) * 2
         assert ((found - given_tensor).abs() <= LARGEST_ERROR[precision] * reach + 2e-5).all()

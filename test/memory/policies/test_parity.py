@@ -24,9 +24,9 @@ def reference_policy(case: dict[str, Any]) -> SelectionPolicy:
     if case["method"] == "swa":
         return make_policy("sliding_window", {})
     if case["method"] == "uniform":
-        return make_policy("uniform", {"compatibility": "reference"})
+        return make_policy("uniform", {"compatibility": "paper"})
     options = {
-        "compatibility": "reference",
+        "compatibility": "paper",
         "alpha": case["tar_ratio"],
         "recent_share": case["recent_ratio"],
         "depth_pooling": case["depth_pooling"],
@@ -68,7 +68,7 @@ def test_reference_keeps_the_slots_that_the_published_selection_keeps(case: dict
 
 
 def test_reference_works_where_the_published_code_stops() -> None:
-    policy = make_policy("infinipot_v", {"compatibility": "reference", "alpha": 0.1, "recent_share": 0.25})
+    policy = make_policy("infinipot_v", {"compatibility": "paper", "alpha": 0.1, "recent_share": 0.25})
     for frames, keep in ((3, 8), (8, 30), (8, 1), (4, 13)):
         case = {"frames": frames, "tokens_per_frame": 6, "grid_height": 2, "layers": 6}
         generator = torch.Generator().manual_seed(frames)

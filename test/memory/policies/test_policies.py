@@ -13,7 +13,7 @@ from ros_kvstream.memory.policies import LayerSlots, SelectionPolicy, make_polic
 POLICIES: dict[str, SelectionPolicy] = {
     "infinipot_v": make_policy("infinipot_v", {}),
     "infinipot_v pooled": make_policy("infinipot_v", {"pooling": "adaptive", "alpha": 0.7, "recent_share": 0.3}),
-    "infinipot_v reference": make_policy("infinipot_v", {"compatibility": "reference", "recent_share": 0.25}),
+    "infinipot_v reference": make_policy("infinipot_v", {"compatibility": "paper", "recent_share": 0.25}),
     "infinipot_v recent": make_policy("infinipot_v", {"compare_with": "recent"}),
     "tar": make_policy("tar", {}),
     "tar recent": make_policy("tar", {"compare_with": "recent"}),
@@ -21,7 +21,7 @@ POLICIES: dict[str, SelectionPolicy] = {
     "van pooled": make_policy("van", {"pooling": "adaptive"}),
     "aks": make_policy("aks", {}),
     "uniform": make_policy("uniform", {}),
-    "uniform reference": make_policy("uniform", {"compatibility": "reference"}),
+    "uniform reference": make_policy("uniform", {"compatibility": "paper"}),
     "sliding_window": make_policy("sliding_window", {}),
     "recent": make_policy("recent", {}),
 }

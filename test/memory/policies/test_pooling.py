@@ -32,12 +32,12 @@ def test_pooling_is_the_mean_over_existing_neighbours_of_the_same_head_and_camer
             row, column = view.positions[head, slot, 1:].tolist()
             return camera, rank[camera].index(int(view.frames[head, slot])), row, column
 
-        places = [place(slot) for slot in range(view.slots)]
+        coordinates = [place(slot) for slot in range(view.slots)]
         reach = (window.frames // 2, window.rows // 2, window.columns // 2)
-        for slot, (camera, *at) in enumerate(places):
+        for slot, (camera, *at) in enumerate(coordinates):
             near = [
                 float(view.value_norms[head, other])
-                for other, (their_camera, *there) in enumerate(places)
+                for other, (their_camera, *there) in enumerate(coordinates)
                 if their_camera == camera
                 and all(abs(a - b) <= r for a, b, r in zip(at, there, reach, strict=True))
             ]

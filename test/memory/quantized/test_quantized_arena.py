@@ -15,13 +15,13 @@ from ros_kvstream.errors import BudgetError, CapacityError, SettingsError
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import MIB, CacheShape, plan_budget
 from ros_kvstream.memory.policies import make_policy
-from ros_kvstream.memory.quantized.arena import LadderArena
+from ros_kvstream.memory.quantized.arena import QuantizedArena
 from ros_kvstream.memory.quantized.codec import hadamard
-from ros_kvstream.memory.quantized.plan import LadderPlan, plan_ladder
+from ros_kvstream.memory.quantized.plan import QuantizedPlan, plan_quantized
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.settings import LadderSettings
+from ros_kvstream.settings import QuantizedSettings
 
-HALVES = LadderSettings(mode="on", int8=0.25, int4=0.5)
+HALVES = QuantizedSettings(mode="on", int8=0.25, int4=0.5)
 QWEN_3B = CacheShape(36, 2, 128, torch.bfloat16)
 
 
@@ -32,16 +32,16 @@ def rotary(head_dim: int) -> Rotary:
 
 def make_ladder(
     frame_slots: int = 40, *, dtype: torch.dtype = torch.float32, head_dim: int = 16, pinned: int = 3,
-    ladder: LadderSettings = HALVES, order: str = "policy", frame_tokens: int = 4,
-) -> LadderArena:  # fmt: skip
+    quantized: QuantizedSettings = HALVES, order: str = "policy", frame_tokens: int = 4,
+) -> QuantizedArena:  # fmt: skip
     """A ladder of about this many frame slots, its prompt already pinned."""
     shape = CacheShape(2, 2, head_dim, dtype)
     options = {"pinned": pinned, "reserve": 10, "frame_tokens": frame_tokens}
-    ladder = replace(ladder, order=order)
+    ladder = replace(quantized, order=order)
     budget = 1000
     while plan_or_none(shape, budget, ladder, options, frame_slots) is None:
         budget += 500
-    arena = LadderArena(plan_ladder(shape, budget, ladder, **options), rotary(head_dim), order=order)
+    arena = QuantizedArena(plan_quantized(shape, budget, ladder, **options), rotary(head_dim), order=order)
     if pinned:
         append(arena, pinned, frame=-1, frames=False, seed=99)
     arena.pin()
@@ -51,7 +51,7 @@ def make_ladder(
 def fill_salient(arena: Arena, saliency: list[list[float]], start: int = 0) -> None:
     """Append frames of so many tokens; a slot's w is its token's number in its frame."""
     for frame, values in enumerate(saliency, start):
-        arena.settle(len(values))
+        arena.demote(len(values))
         append(arena, len(values), frame=frame, seed=frame, t=frame, saliency=torch.tensor(values).half())
 
 
@@ -63,7 +63,7 @@ def grades(saliency: list[list[float]], start: int = 0) -> dict[tuple[int, int],
     }  # fmt: skip
 
 
-def tiers(arena: LadderArena, index: int, head: int) -> dict[str, list[tuple[int, int]]]:
+def tiers(arena: QuantizedArena, index: int, head: int) -> dict[str, list[tuple[int, int]]]:
     """(frame, token) of the slots in each tier."""
     view, found, start = arena.frame_slots(index), {}, 0
     for name in ("int4", "int8", "full"):
@@ -77,11 +77,11 @@ def tiers(arena: LadderArena, index: int, head: int) -> dict[str, list[tuple[int
 
 
 def plan_or_none(
-    shape: CacheShape, budget: int, ladder: LadderSettings, options: dict[str, int], slots: int
-) -> LadderPlan | None:
+    shape: CacheShape, budget: int, ladder: QuantizedSettings, options: dict[str, int], slots: int
+) -> QuantizedPlan | None:
     """The plan of this budget, None where it has fewer frame slots."""
     try:
-        plan = plan_ladder(shape, budget, ladder, **options)
+        plan = plan_quantized(shape, budget, ladder, **options)
     except BudgetError:
         return None
     return plan if plan.frame_slots >= slots else None
@@ -90,7 +90,7 @@ def plan_or_none(
 def fill(arena: Arena, frames: int, tokens: int = 4, start: int = 0) -> None:
     """Append whole frames; slots move down the ladder where they must."""
     for frame in range(start, start + frames):
-        arena.settle(tokens)
+        arena.demote(tokens)
         append(arena, tokens, frame=frame, seed=frame, t=frame)
 
 
@@ -123,7 +123,7 @@ def test_at_an_equal_budget_it_holds_1_8_times_the_slots(shape: CacheShape) -> N
     """With the default shares; scales, slot table and both scratches are inside the budget."""
     options = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
     plain = plan_budget(shape, 1024 * MIB, **options)
-    ladder = plan_ladder(shape, 1024 * MIB, LadderSettings(mode="on"), **options)
+    ladder = plan_quantized(shape, 1024 * MIB, QuantizedSettings(mode="on"), **options)
     assert ladder.allocated_bytes <= 1024 * MIB
     assert ladder.frame_slots >= 1.8 * plain.frame_slots
 
@@ -248,9 +248,9 @@ def test_at_a_compaction_the_most_salient_of_what_stays_gets_the_most_bits(
             for coarse, fine in (("int4", "int8"), ("int8", "full"), ("int4", "full")):
                 if found[coarse] and found[fine]:
                     assert max(worth[slot] for slot in found[coarse]) <= min(worth[slot] for slot in found[fine])
-            places = [slot for tier in found.values() for slot in tier]
+            coordinates = [slot for tier in found.values() for slot in tier]
             held = arena._layers[index].saliency[head, arena.pinned : arena.frames_end].tolist()  # type: ignore
-            assert held == [worth[slot][0] for slot in places], "the column moves with its slots"
+            assert held == [worth[slot][0] for slot in coordinates], "the column moves with its slots"
 
 
 def test_between_compactions_the_least_salient_slot_of_a_tier_moves_down_first() -> None:
@@ -262,7 +262,7 @@ def test_between_compactions_the_least_salient_slot_of_a_tier_moves_down_first()
         fill_salient(arena, [saliency[0]], start=arena.frame_slots_used // 4)
         fill_salient(by_age, [saliency[0]], start=by_age.frame_slots_used // 4)
     for each in (arena, by_age):
-        each.settle(4)
+        each.demote(4)
     for ladder, lost in ((arena, False), (by_age, True)):
         found = tiers(ladder, 1, 0)
         assert found["int8"] + found["int4"]
@@ -280,7 +280,7 @@ def test_text_and_frames_without_saliency_count_as_plain() -> None:
 def test_the_saliency_column_is_counted_only_where_it_is_there() -> None:
     options = {"pinned": 3, "reserve": 10, "frame_tokens": 4}
     by_policy, by_saliency = (
-        plan_ladder(QWEN_3B, 64 * MIB, LadderSettings(mode="on", order=order), **options)
+        plan_quantized(QWEN_3B, 64 * MIB, QuantizedSettings(mode="on", order=order), **options)
         for order in ("policy", "saliency")
     )
     rows = QWEN_3B.layers * QWEN_3B.kv_heads
@@ -339,7 +339,7 @@ def test_a_smaller_and_a_larger_budget_on_the_live_arena(order: str) -> None:
     fill(arena, arena.plan.frame_slots // 4)
     plan = arena.plan
     options = {"pinned": 3, "reserve": 10, "frame_tokens": 4}
-    smaller = plan_ladder(plan.shape, plan.budget_bytes * 2 // 3, halves, **options)
+    smaller = plan_quantized(plan.shape, plan.budget_bytes * 2 // 3, halves, **options)
     with pytest.raises(CapacityError):
         arena.resize(smaller)
     arena.compact(make_policy("uniform", {}), smaller.frame_slots)
@@ -359,11 +359,11 @@ def test_frames_that_do_not_fit_into_the_full_part_are_refused_and_nothing_chang
     while arena.full_slots_free >= 4:
         append(arena, 4, frame=0, seed=0)
     used = arena.used
-    with pytest.raises(CapacityError, match="settle"):
+    with pytest.raises(CapacityError, match="demote"):
         append(arena, 4, frame=1, seed=1)
     assert arena.used == used
     with pytest.raises(CapacityError, match="do not fit"):
-        arena.settle(arena.plan.frame_slots)
+        arena.demote(arena.plan.frame_slots)
 
 
 def test_clear_forgets_everything_and_it_works_again() -> None:
@@ -379,9 +379,9 @@ def test_clear_forgets_everything_and_it_works_again() -> None:
 def test_a_budget_that_is_too_small_names_one_that_works() -> None:
     options = {"pinned": 3, "reserve": 10, "frame_tokens": 64}
     with pytest.raises(BudgetError, match="at least") as error:
-        plan_ladder(QWEN_3B, 1000, HALVES, **options)
+        plan_quantized(QWEN_3B, 1000, HALVES, **options)
     works = float(str(error.value).rstrip(".").split()[-1])
-    plan = plan_ladder(QWEN_3B, int(works * MIB), HALVES, **options)
+    plan = plan_quantized(QWEN_3B, int(works * MIB), HALVES, **options)
     assert plan.full_frame_slots >= 128
 
 
@@ -394,8 +394,8 @@ def test_a_plan_is_the_largest_that_fits(
     int8: float, int4: float, mib: float, tokens: int, layers: int, dim: int
 ) -> None:
     shape = CacheShape(layers, 2, dim, torch.bfloat16)
-    ladder = LadderSettings(mode="on", int8=int8, int4=int4)
-    plan = plan_ladder(shape, int(mib * MIB), ladder, pinned=5, reserve=20, frame_tokens=tokens)
+    ladder = QuantizedSettings(mode="on", int8=int8, int4=int4)
+    plan = plan_quantized(shape, int(mib * MIB), ladder, pinned=5, reserve=20, frame_tokens=tokens)
     assert plan.allocated_bytes <= mib * MIB
     assert plan.full_frame_slots >= 2 * tokens
     assert plan.int4_slots + plan.int8_slots + plan.full_frame_slots == plan.frame_slots
@@ -411,7 +411,7 @@ def test_the_transform_is_orthogonal(dim: int) -> None:
 
 def test_the_largest_shares_are_accepted_whatever_their_sum_rounds_to() -> None:
     assert 0.05 + 0.9 > 0.95
-    assert LadderSettings(int8=0.05, int4=0.9).int4 == 0.9
+    assert QuantizedSettings(int8=0.05, int4=0.9).int4 == 0.9
 
 
 @pytest.mark.parametrize(
@@ -421,4 +421,4 @@ def test_the_largest_shares_are_accepted_whatever_their_sum_rounds_to() -> None:
 )  # fmt: skip
 def test_a_bad_setting_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="ladder"):
-        LadderSettings(**bad)  # type: ignore[arg-type]
+        QuantizedSettings(**bad)  # type: ignore[arg-type]
