@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
 
 from ros_kvstream.errors import SettingsError
 
@@ -19,6 +21,52 @@ ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
 
 QUANTIZATIONS = ("none", "bitsandbytes-int8", "bitsandbytes-nf4", "torchao-int8", "torchao-int4")
 """Choices of the parameter ``quantization``."""
+
+
+class Change(Enum):
+    """When a setting may change in a running node."""
+
+    START = "only when the node is started"
+    CONFIGURE = "while the node is unconfigured; it takes effect at the next configure"
+    RUNNING = "at any time, also while the node is active"
+
+
+@dataclass(frozen=True)
+class FieldRules:
+    """What a setting's field says beside its type and default; the node's parameters and docs/parameters.md use it."""
+
+    description: str
+    """What it does, its unit, the reason for the default, and what follows from changing it."""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    change: Change = Change.CONFIGURE
+
+
+def setting(
+    default: Any, description: str, low: float | None = None, high: float | None = None, *,
+    choices: tuple[str, ...] = (), change: Change = Change.CONFIGURE,
+) -> Any:  # fmt: skip
+    """Declare one setting as a dataclass field: default, description, inclusive range or choices, and change."""
+    return field(default=default, metadata={"rules": FieldRules(description, low, high, choices, change)})
+
+
+def rules_of(settings: Any) -> dict[str, FieldRules]:
+    """Rules by field name of a settings dataclass or instance; fields without rules are left out."""
+    return {item.name: item.metadata["rules"] for item in fields(settings) if "rules" in item.metadata}
+
+
+def check_fields(settings: Any, group: str) -> None:
+    """Raise SettingsError for the first field outside its range or choices; call it from ``__post_init__``.
+
+    :param group: prefix of the settings' names in messages, such as "memory"; "" for none.
+    """
+    for name, rules in rules_of(settings).items():
+        full, value = f"{group}.{name}" if group else name, getattr(settings, name)
+        if rules.choices:
+            require(value in rules.choices, full, value, "one of " + ", ".join(rules.choices))
+        if rules.low is not None and rules.high is not None:
+            require_finite(full, value, rules.low, rules.high)
 
 
 def require(condition: bool, name: str, value: object, limit: str, remedy: str = "") -> None:

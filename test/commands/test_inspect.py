@@ -76,7 +76,7 @@ def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
     stream = VideoMemory(StreamSettings(ModelSettings(str(model)), memory, quantized=ladder))
     stream.observe(np.zeros((56, 56, 3), np.uint8), 0.0)
     assert isinstance(stream.arena, QuantizedArena)
-    plan, steps = stream.arena.plan, report["ladder"]["slots"]
+    plan, steps = stream.arena.plan, report["quantized"]["slots"]
     assert report["allocated_bytes"] == stream.arena.allocated_bytes == sum(report["parts"].values())
     assert report["slots"]["frames"] == plan.frame_slots == sum(steps.values())
     assert steps == {"full": plan.full_frame_slots, "int8": plan.int8_slots, "int4": plan.int4_slots}
@@ -84,10 +84,10 @@ def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
         tensor.nbytes for layer in stream.arena._layers for tiers in (layer.packed_keys, layer.packed_values)
         for packed in tiers.values() for tensor in (packed.scales, packed.zeros)
     )  # fmt: skip
-    assert report["ladder"]["scale_bytes"] == scales > 0
+    assert report["quantized"]["scale_bytes"] == scales > 0
     plain = inspected(capsys, model, *room, "--frame", "56x56")
-    assert "ladder" not in plain and report["ladder"]["plain_frame_slots"] == plain["slots"]["frames"]
-    assert report["ladder"]["slots_ratio"] == pytest.approx(report["slots"]["frames"] / plain["slots"]["frames"])
+    assert "quantized" not in plain and report["quantized"]["plain_frame_slots"] == plain["slots"]["frames"]
+    assert report["quantized"]["slots_ratio"] == pytest.approx(report["slots"]["frames"] / plain["slots"]["frames"])
 
 
 def test_the_ladder_is_shown_with_its_steps_and_its_gain(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

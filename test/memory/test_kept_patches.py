@@ -27,7 +27,7 @@ def test_a_frame_that_is_kept_whole_is_one_everywhere() -> None:
 
 
 def test_after_compactions_the_shares_add_up_to_the_slots_in_use() -> None:
-    for groups in ({}, {"ladder": QuantizedSettings(mode="on", group=16)}):
+    for groups in ({}, {"quantized": QuantizedSettings(mode="on", group=16)}):
         memory = watched(200, **groups)
         assert memory.stats().compactions > 0
         kept = memory.kept_patches(range(200))

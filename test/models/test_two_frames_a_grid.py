@@ -103,7 +103,7 @@ def test_pairs_take_half_the_slots_and_every_frame_is_counted() -> None:
     assert paired.arena.frame_slots_used * 2 == single.arena.frame_slots_used
     assert frames_seen(single) == (6, 6, 6)
     assert frames_seen(paired) == (6, 6, 3)
-    assert [(record.stamp, record.stamp_end) for record in map(paired.log.__getitem__, range(3))] == [
+    assert [(record.stamp, record.stamp_end) for record in map(paired.frame_index.__getitem__, range(3))] == [
         (0.0, 1.0), (2.0, 3.0), (4.0, 5.0),
     ]  # fmt: skip
-    assert paired.log.newest_stamp() == 5.0
+    assert paired.frame_index.newest_stamp() == 5.0

@@ -124,7 +124,7 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
 def test_an_archive_that_is_off_changes_nothing():
     on = memory_of(RetrievalSettings(top_k=0))
     off = VideoMemory(replace(on.settings, archive=ArchiveSettings()), on.model)
-    assert off.recall is None
+    assert off.archive_retrieval is None
     for memory in (on, off):
         feed(memory, 40)
     assert same(contents(on.arena), contents(off.arena))
@@ -182,10 +182,10 @@ def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames()
 
 
 def test_a_restart_with_a_folder_remembers_and_numbers_on(tmp_path):
-    memory = memory_of(place=str(tmp_path))
+    memory = memory_of(path=str(tmp_path))
     feed(memory, 60)
     memory.close()
-    again = memory_of(place=str(tmp_path))
+    again = memory_of(path=str(tmp_path))
     feed(again, 2, start=200)
     assert {record for record in again.arena.frames_kept()} == {60, 61}
     answer = again.ask(QUESTION, until=39.0)

@@ -58,8 +58,8 @@ def archived(memory: VideoMemory) -> list[tuple[Any, ...]]:
                    frame.values.sum().item(), archive.thumbnail(frame.frame_id)) for frame in frames)  # fmt: skip
 
 
-LADDER = {"ladder": QuantizedSettings(mode="on", group=16)}
-BY_SALIENCY = {"ladder": QuantizedSettings(mode="on", group=16, order="saliency")}
+LADDER = {"quantized": QuantizedSettings(mode="on", group=16)}
+BY_SALIENCY = {"quantized": QuantizedSettings(mode="on", group=16, order="saliency")}
 ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.5)}
 SMALL_ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.15, precision="int8", thumbnail_bytes=600),
                  "retrieval": RetrievalSettings(top_k=3)}  # fmt: skip

@@ -179,13 +179,13 @@ def test_a_stream_past_the_trained_range_answers_like_the_same_frames_seen_early
     for index in range(900):
         late.observe(frame(index), 50 + index * 0.5)
     assert late.stats().rebases >= 3
-    assert late.clock.newest < 400
+    assert late.positions.newest < 400
     kept = sorted(late.arena.frames_kept())
-    early.clock.newest = int(late.arena.frame_slots(0).positions[..., 0].min())
+    early.positions.newest = int(late.arena.frame_slots(0).positions[..., 0].min())
     for frame_id in kept:
-        early.observe(frame(frame_id), late.log[frame_id].stamp)
+        early.observe(frame(frame_id), late.frame_index[frame_id].stamp)
     drop_what_the_other_lacks(early, late, dict(enumerate(kept)))
-    assert early.clock.newest == late.clock.newest
+    assert early.positions.newest == late.positions.newest
     ours, theirs = question_logits(late), question_logits(early)
     assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
     assert late.ask(QUESTION).text == early.ask(QUESTION).text

@@ -39,7 +39,7 @@ def frames_of(seed: int, count: int, size: tuple[int, int] = SIZE) -> list[np.nd
 
 def stream_of(model: VideoLanguageModel, budget_mib: float = 4.0, **options: Any) -> VideoMemory:
     """A memory that evicts nothing, unless told otherwise."""
-    parts = {name: options.pop(name) for name in ("archive", "retrieval", "ladder") if name in options}
+    parts = {name: options.pop(name) for name in ("archive", "retrieval", "quantized") if name in options}
     values: dict[str, Any] = {"policy": "full", "max_question_tokens": 32, "max_answer_tokens": 16}
     memory = MemorySettings(budget_mib=budget_mib, **{**values, **options})
     return VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), **parts), model)
@@ -208,18 +208,18 @@ class FamilyChecks:
         late = stream_of(model, budget, policy="recent")
         feed(late, pictures, [50.0 + index for index in range(frames)])
         assert late.stats().rebases >= 2
-        assert late.clock.newest < model.position_limit
+        assert late.positions.newest < model.position_limit
         kept = sorted(late.arena.frames_kept())
         probe, early = (stream_of(model, budget, policy="recent") for _ in range(2))
         for memory in (probe, early):
-            memory.positions._zero_stamp = late.clock._zero_stamp
-        feed(probe, [pictures[frame] for frame in kept], [late.log[frame].stamp for frame in kept])
-        early.clock.newest = late.clock.newest - (probe.clock.newest - len(model.prefix_ids) + 1)
-        feed(early, [pictures[frame] for frame in kept], [late.log[frame].stamp for frame in kept])
+            memory.positions._zero_stamp = late.positions._zero_stamp
+        feed(probe, [pictures[frame] for frame in kept], [late.frame_index[frame].stamp for frame in kept])
+        early.positions.newest = late.positions.newest - (probe.positions.newest - len(model.prefix_ids) + 1)
+        feed(early, [pictures[frame] for frame in kept], [late.frame_index[frame].stamp for frame in kept])
         assert early.stats().rebases == 0
         held = {(kept.index(int(f)), *p) for f, p in _places(late)}
         early.arena.keep([torch.tensor([[(int(f), *p) in held for f, p in _places(early)]] * model.shape.kv_heads)])
-        assert early.clock.newest == late.clock.newest
+        assert early.positions.newest == late.positions.newest
         ours, theirs = question_logits(late), question_logits(early)
         assert (ours - theirs).abs().max() < 1e-4
 

@@ -32,7 +32,7 @@ def test_a_frame_comes_back_as_it_went_in():
 @pytest.mark.parametrize("place", ["memory", "folder"])
 def test_live_arrays_and_file_take_exactly_the_planned_bytes_within_the_cap(place, tmp_path):
     where = "memory" if place == "memory" else str(tmp_path)
-    archive = make_archive(budget_mib=0.2, place=where, thumbnail_bytes=64)
+    archive = make_archive(budget_mib=0.2, path=where, thumbnail_bytes=64)
     plan = archive.plan
     working = plan.memory_parts["working room"]
     assert archive.allocated_bytes == sum(plan.memory_parts.values()) - working

@@ -21,7 +21,7 @@ WRITER = """
 import os, signal, sys
 from support.archives import make_archive, make_frame
 folder, fatal_write = sys.argv[1], int(sys.argv[2])
-archive = make_archive(budget_mib=0.2, place=folder, queue_frames=64)
+archive = make_archive(budget_mib=0.2, path=folder, queue_frames=64)
 calls, whole = 0, os.pwrite
 def dying(descriptor, data, offset):
     global calls
@@ -62,7 +62,7 @@ def archive_of(tmp_path):
     opened = []
 
     def make(**settings):
-        opened.append(make_archive(place=str(tmp_path), **settings))
+        opened.append(make_archive(path=str(tmp_path), **settings))
         return opened[-1]
 
     yield make
@@ -94,7 +94,7 @@ def test_a_reopened_archive_holds_what_it_held(archive_of):
 def test_a_write_cut_in_half_by_a_kill_is_skipped_and_all_else_is_whole(fatal_write, tmp_path):
     writer = start_writer(tmp_path, fatal_write)
     assert writer.wait(60) == -signal.SIGKILL
-    archive = make_archive(budget_mib=0.2, place=str(tmp_path), queue_frames=64)
+    archive = make_archive(budget_mib=0.2, path=str(tmp_path), queue_frames=64)
     held = check_everything_held(archive)
     assert archive.status().torn <= 2
     if fatal_write > 100:
@@ -103,7 +103,7 @@ def test_a_write_cut_in_half_by_a_kill_is_skipped_and_all_else_is_whole(fatal_wr
         assert archive.add(make_frame(i))
         archive.wait()
     archive.close()
-    again = make_archive(budget_mib=0.2, place=str(tmp_path), queue_frames=64)
+    again = make_archive(budget_mib=0.2, path=str(tmp_path), queue_frames=64)
     check_everything_held(again)
     assert again.table.slot_of(2_000_049) is not None
     again.close()
@@ -117,7 +117,7 @@ def test_kills_at_random_moments_never_leave_a_wrong_frame(tmp_path):
         time.sleep(random.uniform(0.02, 0.4))
         writer.kill()
         writer.wait(60)
-        archive = make_archive(budget_mib=0.2, place=str(tmp_path), queue_frames=64)
+        archive = make_archive(budget_mib=0.2, path=str(tmp_path), queue_frames=64)
         check_everything_held(archive)
         archive.close()
 
@@ -194,7 +194,7 @@ def test_a_folder_without_room_or_permission_is_reported_and_nothing_is_left(err
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(archive_file.os, "posix_fallocate" if error == errno.ENOSPC else "open", fail)
-    archive = make_archive(place=str(tmp_path))
+    archive = make_archive(path=str(tmp_path))
     assert archive.status().state == "failed"
     assert os.strerror(error) in archive.status().message and "Remedy" in archive.status().message
     assert not archive.add(make_frame(0)) and archive.status().lost == 1
@@ -204,14 +204,14 @@ def test_a_folder_without_room_or_permission_is_reported_and_nothing_is_left(err
 
 def test_a_place_that_is_no_folder_is_reported(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    archive = make_archive(place=str(tmp_path / "file" / "inside"))
+    archive = make_archive(path=str(tmp_path / "file" / "inside"))
     assert archive.status().state == "failed" and "folder" in archive.status().message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_is_reported(tmp_path):
     tmp_path.chmod(0o555)
-    assert make_archive(place=str(tmp_path)).status().state == "failed"
+    assert make_archive(path=str(tmp_path)).status().state == "failed"
 
 
 def test_a_slow_disk_never_blocks_ingest_and_drops_are_counted(archive_of, monkeypatch):

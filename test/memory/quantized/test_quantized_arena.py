@@ -420,5 +420,5 @@ def test_the_largest_shares_are_accepted_whatever_their_sum_rounds_to() -> None:
      {"mode": "yes"}],
 )  # fmt: skip
 def test_a_bad_setting_is_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(SettingsError, match="ladder"):
+    with pytest.raises(SettingsError, match="quantized"):
         QuantizedSettings(**bad)  # type: ignore[arg-type]
