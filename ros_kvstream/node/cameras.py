@@ -38,9 +38,9 @@ class CameraSubscription:
         self.topic = resolve_topic(node, camera)
         self._incompatible_text = ""
         self._node = node
-        self._account = counters
+        self._counters = counters
         self._store = store
-        self._meters = metrics
+        self._metrics = metrics
         self._sequence = SequenceTracker()
         self._matched_publishers = 0
         self._started = time.monotonic()
@@ -63,9 +63,9 @@ class CameraSubscription:
         self._last_arrival = now
         number = info.get("publication_sequence_number") or 0
         lost = self._sequence.lost_before(number, max(1, self._matched_publishers)) if number else 0
-        self._account.received(self.camera.name, lost)
+        self._counters.received(self.camera.name, lost)
         self._store(QueuedFrame(self.camera.name, message, to_seconds(message.header.stamp), now))
-        self._meters.add("image callback", 1e3 * (time.monotonic() - now))
+        self._metrics.add("image callback", 1e3 * (time.monotonic() - now))
 
     def _matched(self, info: Any) -> None:
         self._matched_publishers = info.current_count

@@ -125,17 +125,17 @@ def _memory(health: Health) -> DiagnosticStatus:
 
 def _latency(health: Health) -> DiagnosticStatus:
     metrics = health.metrics
-    values: dict[str, object] = {f"{name} ms": metrics.spread(name) for name in (
+    values: dict[str, object] = {f"{name} ms": metrics.percentiles(name) for name in (
         "vision", "prefill", "compaction", "retrieval", "question queue", "first token", "answer",
         "executor lateness", "image callback")}
-    values["answer tokens per second"] = metrics.spread("tokens per second")
-    return _status(health, "latency", OK, f"answer p95 {metrics.spread('answer').p95:.0f} ms, "
-                   f"frame p95 {metrics.spread('frame').p95:.0f} ms", values)
+    values["answer tokens per second"] = metrics.percentiles("tokens per second")
+    return _status(health, "latency", OK, f"answer p95 {metrics.percentiles('answer').p95:.0f} ms, "
+                   f"frame p95 {metrics.percentiles('frame').p95:.0f} ms", values)
 
 
 def _ingest(health: Health, thresholds: Thresholds) -> DiagnosticStatus:
     metrics = health.metrics
-    age = metrics.spread("age")
+    age = metrics.percentiles("age")
     received = sum(camera.received_lately for camera in health.cameras)
     dropped = {cause.value: sum(camera.dropped_lately.get(cause.value, 0) for camera in health.cameras)
                for cause in DropCause}

@@ -34,7 +34,7 @@ class FrameQueue:
         if capacity < 1:
             raise ValueError(f"capacity = {capacity}: must be 1 or more.")
         self.capacity = capacity
-        self._account = counters
+        self._counters = counters
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[QueuedFrame]] = {}
 
@@ -44,7 +44,7 @@ class FrameQueue:
             waiting = self._waiting.setdefault(frame.camera, deque())
             if len(waiting) >= self.capacity:
                 waiting.popleft()
-                self._account.dropped(frame.camera, DropCause.QUEUE)
+                self._counters.dropped(frame.camera, DropCause.QUEUE)
             waiting.append(frame)
 
     def take(self) -> QueuedFrame | None:
@@ -63,7 +63,7 @@ class FrameQueue:
             frames = [frame for name, waiting in self._waiting.items() if camera in (None, name) for frame in waiting]
             for frame in frames:
                 self._waiting[frame.camera].clear()
-                self._account.dropped(frame.camera, cause)
+                self._counters.dropped(frame.camera, cause)
         return len(frames)
 
     def __len__(self) -> int:

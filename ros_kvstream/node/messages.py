@@ -46,7 +46,7 @@ class NodeFigures:
     prefill_ms: float = 0.0
     compaction_ms: float = 0.0
     frames_per_second: float = 0.0
-    spreads: Mapping[str, Percentiles] = field(default_factory=dict)
+    percentiles: Mapping[str, Percentiles] = field(default_factory=dict)
     """By the name of their field in KvStats."""
     cameras: Sequence[CameraFigures] = ()
 
@@ -62,7 +62,7 @@ class CameraFigures:
     frames: CameraCount
 
 
-SPREADS = {
+PERCENTILE_SERIES = {
     "frame_delay_spread_ms": "frame", "vision_spread_ms": "vision", "prefill_spread_ms": "prefill",
     "compaction_spread_ms": "compaction", "question_queue_spread_ms": "question queue",
     "retrieval_spread_ms": "retrieval", "first_token_spread_ms": "first token", "answer_spread_ms": "answer",
@@ -88,7 +88,7 @@ def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -
                  "frames_remembered", "compactions", "rebases", "questions", "archive_budget_bytes", "archive_bytes",
                  "archive_frames", "device_bytes"):
         setattr(message, name, getattr(memory, name))
-    for name, spread in node.spreads.items():
+    for name, spread in node.percentiles.items():
         setattr(message, name, msg.Percentiles(count=spread.count, p50=spread.p50, p95=spread.p95, maximum=spread.maximum))
     message.cameras = [_camera_message(camera) for camera in node.cameras]
     message.header.stamp = stamp

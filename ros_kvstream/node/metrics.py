@@ -41,7 +41,7 @@ class Metrics:
             series = self._series.setdefault(name, deque(maxlen=self._values))
             series.append((time.monotonic(), value))
 
-    def spread(self, name: str) -> Percentiles:
+    def percentiles(self, name: str) -> Percentiles:
         """Percentiles of a series over the window."""
         values = [value for _, value in self._recent(name)]
         if not values:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray
@@ -14,10 +15,10 @@ from ros_kvstream import msg
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.frame_queue import QueuedFrame
-from ros_kvstream.node.messages import SPREADS, CameraFigures, NodeFigures, stats_message, to_seconds
+from ros_kvstream.node.messages import PERCENTILE_SERIES, CameraFigures, NodeFigures, stats_message, to_seconds
 from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
-from ros_kvstream.node.session import Session
+from ros_kvstream.node.session import NodeStatus, Session
 from ros_kvstream.records import Answer, MemoryStats, Observation
 
 LATELY = 10.0
@@ -27,11 +28,8 @@ LATELY = 10.0
 class Reporter:
     """Gathers the node's figures and publishes them. ``report`` runs in the heartbeat's thread."""
 
-    def __init__(self, node: LifecycleNode, parameters: NodeParameters) -> None:
-        self.state = "unconfigured"
-        self.failure = ""
-        self.session: Session | None = None
-        self.metrics = Metrics()
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._node = node
         self._parameters = parameters
         self._process = psutil.Process()
@@ -48,11 +46,11 @@ class Reporter:
         """Note a frame that the memory took."""
         self._newest = observation
         now = time.monotonic()
-        self.metrics.add("frame", 1e3 * (now - frame.arrived))
-        self.metrics.add("age", 1e3 * (to_seconds(self._node.get_clock().now().to_msg()) - frame.stamp))
+        self._metrics.add("frame", 1e3 * (now - frame.arrived))
+        self._metrics.add("age", 1e3 * (to_seconds(self._node.get_clock().now().to_msg()) - frame.stamp))
         for name in ("vision", "prefill", "compaction"):
             if value := getattr(observation, f"{name}_ms"):
-                self.metrics.add(name, value)
+                self._metrics.add(name, value)
 
     def refused(self, camera: str, reason: str) -> None:
         """Note why a frame was refused."""
@@ -67,51 +65,52 @@ class Reporter:
         latency = answer.latency
         for name, value in (("question queue", latency.queue_ms), ("retrieval", latency.retrieval_ms),
                             ("first token", latency.first_token_ms), ("answer", latency.total_ms)):
-            self.metrics.add(name, value)
+            self._metrics.add(name, value)
         if latency.decode_ms and latency.answer_tokens > 1:
-            self.metrics.add("tokens per second", 1e3 * (latency.answer_tokens - 1) / latency.decode_ms)
+            self._metrics.add("tokens per second", 1e3 * (latency.answer_tokens - 1) / latency.decode_ms)
 
     # -- published --------------------------------------------------------------------------------------------------
 
-    def stats(self) -> msg.KvStats:
-        """The figures now, as a message; all zero while unconfigured."""
-        session, stamp = self.session, self._node.get_clock().now().to_msg()
+    def stats(self, session: Session | None) -> msg.KvStats:
+        """Statistics of a session as a message; all zero without one."""
+        stamp = self._node.get_clock().now().to_msg()
         if session is None:
             nothing = NodeFigures("", "", self._process.memory_info().rss, CameraCount(), 0, 0)
             return stats_message(stamp, MemoryStats(), nothing)
         figures = NodeFigures(
             model=session.model, policy=session.policy, process_bytes=self._process.memory_info().rss,
             frames=session.counters.total(), capacity=session.frames.capacity,
-            questions_waiting=len(session.worker.questions), frame_age_ms=self.metrics.spread("age").newest,
+            questions_waiting=len(session.worker.questions), frame_age_ms=self._metrics.percentiles("age").newest,
             vision_ms=self._newest.vision_ms, prefill_ms=self._newest.prefill_ms,
-            compaction_ms=self._newest.compaction_ms, frames_per_second=self.metrics.rate("frame"),
-            spreads={field: self.metrics.spread(series) for field, series in SPREADS.items()},
+            compaction_ms=self._newest.compaction_ms, frames_per_second=self._metrics.rate("frame"),
+            percentiles={field: self._metrics.percentiles(series) for field, series in PERCENTILE_SERIES.items()},
             cameras=[CameraFigures(camera.camera.name, camera.topic, camera.silence,
                                    session.counters.camera(camera.camera.name)) for camera in list(session.cameras)])
         return stats_message(stamp, session.worker.stats, figures)
 
-    def report(self) -> None:
-        """Publish both topics once, and end questions whose time is up."""
-        if self.session is not None:
-            self.session.worker.questions.expire()
-            self._stats.publish(self.stats())
+    def report(self, status: NodeStatus) -> None:
+        """Publish both topics once, and end questions whose time limit has passed."""
+        session = status.session
+        if session is not None:
+            session.worker.questions.expire()
+            self._stats.publish(self.stats(session))
         value = self._parameters.value
         thresholds = Thresholds(*(value(f"diagnostics.{name}") for name in ("no_image_s", "image_age_s", "drop_share")))
-        message = DiagnosticArray(status=statuses(self._health(thresholds), thresholds))
+        message = DiagnosticArray(status=statuses(self._health(status, thresholds), thresholds))
         message.header.stamp = self._node.get_clock().now().to_msg()
         self._diagnostics.publish(message)
 
-    def _health(self, thresholds: Thresholds) -> Health:
-        session = self.session
+    def _health(self, status: NodeStatus, thresholds: Thresholds) -> Health:
+        session = status.session
         return Health(
-            node=self._node.get_fully_qualified_name(), state=self.state, failure=self.failure,
+            node=self._node.get_fully_qualified_name(), state=status.state, failure=status.failure,
             fault=self._recent(self._fault), worker_died=session is not None and session.worker.died,
             model=session.model if session else str(self._parameters.value("model")),
             trained=session.trained if session else True, policy=session.policy if session else "",
             memory=session.worker.stats if session else MemoryStats(),
             process_bytes=self._process.memory_info().rss,
             questions_waiting=len(session.worker.questions) if session else 0,
-            cameras=self._cameras(session, thresholds) if session else [], metrics=self.metrics)
+            cameras=self._cameras(session, thresholds) if session else [], metrics=self._metrics)
 
     def _cameras(self, session: Session, thresholds: Thresholds) -> Sequence[CameraHealth]:
         healths = []
@@ -144,3 +143,35 @@ class Reporter:
     def _recent(noted: tuple[float, str] | None) -> str:
         """The text of a note while it is recent."""
         return noted[1] if noted and time.monotonic() - noted[0] < LATELY else ""
+
+
+class Heartbeat:
+    """Calls a function again and again in real time until stopped."""
+
+    def __init__(self, period: Callable[[], float], beat: Callable[[], None],
+                 failed: Callable[[Exception], None]) -> None:
+        """Start beating.
+
+        :param period: seconds to the next beat; :param beat: called from the thread; :param failed: gets what
+            ``beat`` raised, and the beat goes on.
+        """
+        self._period = period
+        self._beat = beat
+        self._failed = failed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstream_heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period()):
+            try:
+                self._beat()
+            except Exception as error:  # noqa: BLE001 - reporting must not end because one report failed
+                if not self._stop.is_set():
+                    self._failed(error)
+
+    def stop(self) -> None:
+        """End the thread and wait for it; afterwards nothing it uses is touched any more."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)

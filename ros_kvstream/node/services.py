@@ -21,6 +21,7 @@ from ros_kvstream.node.messages import answer_message, fill_answer, fill_refusal
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion, Question
 from ros_kvstream.node.reporting import Reporter
+from ros_kvstream.node.session import NodeStatus
 from ros_kvstream.node.worker import describe
 from ros_kvstream.records import Answer
 from ros_kvstream.srv import MemoryFile, Query
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 class Services:
     """The node's services and its action. Handlers run in the executor's thread and never raise."""
 
-    def __init__(self, node: LifecycleNode, parameters: NodeParameters, reporter: Reporter) -> None:
+    def __init__(
+        self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter
+    ) -> None:
         self._node = node
         self._parameters = parameters
+        self._status = status
         self._reporter = reporter
         self._asked: dict[bytes, PendingQuestion] = {}
         """Questions of the action by the id of their goal, while they are open."""
@@ -77,8 +81,8 @@ class Services:
         pending = self._asked.get(bytes(goal.goal_id.uuid))
         if pending is not None:
             pending.cancel("cancelled by the client")
-            if self._reporter.session is not None:
-                self._reporter.session.worker.questions.expire()
+            if self._status.session is not None:
+                self._status.session.worker.questions.expire()
         return CancelResponse.ACCEPT
 
     async def _respond(self, request: Any, response: Any, ask: Callable[[Question], Any]) -> Exception | None:
@@ -87,17 +91,17 @@ class Services:
         try:
             answer = await ask(question_from(request, self._parameters.value("query.timeout_s")))
             self._reporter.answered(answer)
-            fill_answer(response, answer, self._reporter.stats())
+            fill_answer(response, answer, self._reporter.stats(self._status.session))
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
             failed = error
             self._log_unexpected("query", error)
-            fill_refusal(response, describe(error), self._reporter.stats())
+            fill_refusal(response, describe(error), self._reporter.stats(self._status.session))
         if self._answers.is_activated:
             self._answers.publish(answer_message(request, response))
         return failed
 
     async def _ask(self, pending: PendingQuestion) -> Answer:
-        session, state = self._reporter.session, self._reporter.state
+        session, state = self._status.session, self._status.state
         if session is None or state != "active":
             raise QuestionError(f"the node is {state}: activate it first.")
         session.worker.ask(pending, self._parameters.value("query.max_waiting"))
@@ -118,9 +122,9 @@ class Services:
     async def _clear(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """Forget every frame."""
         try:
-            session = self._reporter.session
+            session = self._status.session
             if session is None:
-                raise KvStreamError(f"the node is {self._reporter.state}: there is no memory to clear.")
+                raise KvStreamError(f"the node is {self._status.state}: there is no memory to clear.")
             frames = session.worker.stats.frames_remembered
             await finished(self._node, session.worker.call(lambda memory: memory.clear()))
             response.success, response.message = True, f"{frames} frames evicted"
@@ -140,9 +144,9 @@ class Services:
     async def _move(self, what: str, request: MemoryFile.Request, response: MemoryFile.Response,
                     moving: Callable[[Path], Callable[[Any], SavedMemory]]) -> MemoryFile.Response:
         try:
-            session = self._reporter.session
+            session = self._status.session
             if session is None:
-                raise KvStreamError(f"the node is {self._reporter.state}: there is no memory to {what}.")
+                raise KvStreamError(f"the node is {self._status.state}: there is no memory to {what}.")
             path = memory_file(self._parameters.value("memory.directory"), request.name)
             moved = await finished(self._node, session.worker.call(moving(path)))
             response.success, response.bytes, response.frames = True, moved.bytes, moved.frames

@@ -37,6 +37,18 @@ class Session:
     cameras: list[CameraSubscription] = field(default_factory=list)
 
 
+@dataclass
+class NodeStatus:
+    """Lifecycle state of the node and what it holds; the node changes it, reporter and services read it."""
+
+    state: str = "unconfigured"
+    """unconfigured, configuring, inactive, active or finalized."""
+    failure: str = ""
+    """Why the last transition failed; empty when it succeeded."""
+    session: Session | None = None
+    """The memory and what serves it, from configure to cleanup."""
+
+
 def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) -> Future[Session]:
     """Start a worker that loads the model and makes the memory; the future holds the session, or what went wrong.
 

@@ -68,7 +68,7 @@ class Worker:
         """:param convert: image message -> RGB uint8 [height, width, 3]; raises FrameError."""
         self.questions = QuestionQueue()
         self._frames = frames
-        self._account = counters
+        self._counters = counters
         self._convert = convert
         self._events = events
         self._calls: deque[tuple[Callable[[Any], Any], Future[Any]]] = deque()
@@ -224,13 +224,13 @@ class Worker:
             cause = DropCause.REJECTED
             observation = self._memory.observe(pixels, frame.stamp, frame.camera)
         except FrameError as error:
-            self._account.dropped(frame.camera, cause)
+            self._counters.dropped(frame.camera, cause)
             self._events.frame_refused(frame, error)
         except Exception as error:  # noqa: BLE001 - the node must outlive any fault in the model
-            self._account.dropped(frame.camera, DropCause.FAULT)
+            self._counters.dropped(frame.camera, DropCause.FAULT)
             self._events.fault("frame", error)
         else:
-            self._account.observed(frame.camera, observation)
+            self._counters.observed(frame.camera, observation)
             self._tell_observed(frame, pixels, observation)
             self._refresh_stats(STATS_PERIOD)
 

@@ -72,7 +72,7 @@ def test_spreads_and_rates_are_of_the_window() -> None:
     metrics = Metrics(seconds=60.0)
     for value in range(1, 101):
         metrics.add("frame", float(value))
-    spread = metrics.spread("frame")
+    spread = metrics.percentiles("frame")
     assert (spread.count, spread.p50, spread.p95, spread.maximum, spread.newest) == (100, 50.0, 95.0, 100.0, 100.0)
-    assert metrics.rate("frame", 5.0) == 20.0 and metrics.rate("other") == 0.0 and metrics.spread("other").count == 0
-    assert Metrics(seconds=-1.0).spread("frame").count == 0
+    assert metrics.rate("frame", 5.0) == 20.0 and metrics.rate("other") == 0.0 and metrics.percentiles("other").count == 0
+    assert Metrics(seconds=-1.0).percentiles("frame").count == 0

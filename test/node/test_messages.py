@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.messages import (
-    SPREADS,
+    PERCENTILE_SERIES,
     CameraFigures,
     NodeFigures,
     answer_message,
@@ -64,7 +64,7 @@ def test_figures_carry_every_field_of_the_memory() -> None:
 
 def test_every_spread_of_the_figures_has_its_series() -> None:
     fields = stats_message(Time(), MEMORY, FIGURES).get_fields_and_field_types()
-    assert {name for name, kind in fields.items() if kind == "ros_kvstream/Percentiles"} == set(SPREADS)
+    assert {name for name, kind in fields.items() if kind == "ros_kvstream/Percentiles"} == set(PERCENTILE_SERIES)
 
 
 def test_evidence_lists_experts_in_parallel() -> None:

@@ -54,21 +54,21 @@ class Setup:
         from support.tiny_models import qwen2_5_vl
 
         self.told = Recorded()
-        self.account = FrameCounters()
-        self.frames = FrameQueue(64, self.account)
+        self.counters = FrameCounters()
+        self.frames = FrameQueue(64, self.counters)
         self.model = qwen2_5_vl()
         events = WorkerEvents(
             observed=lambda frame, *_: self.told.note(f"frame {frame.stamp:g}"),
             frame_refused=lambda frame, error: self.told.note(f"refused {error}"),
             fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
             token=lambda pending, _, index: self.told.note(f"token {pending.question.text}"))
-        self.worker = Worker(self.frames, self.account, image_to_rgb, events)
+        self.worker = Worker(self.frames, self.counters, image_to_rgb, events)
         settings = StreamSettings(memory=MemorySettings(budget_mib=budget_mib, policy="sliding_window"))
         self.made = self.worker.start(lambda: VideoMemory(settings, self.model))
 
     def put(self, *stamps: float, encoding: str = "rgb8") -> None:
         for stamp in stamps:
-            self.account.received("camera")
+            self.counters.received("camera")
             self.frames.put(QueuedFrame("camera", image(picture(int(stamp)), stamp, encoding), stamp, 0.0))
         self.worker.frame_waiting()
 
@@ -135,7 +135,7 @@ def test_an_error_in_the_model_drops_the_frame_counts_it_and_the_next_one_is_tak
     setup.put(3)
     setup.told.wait_for(3)
     assert setup.told.events == ["frame 1", "fault frame: no memory left", "frame 3"]
-    count = setup.account.camera("camera")
+    count = setup.counters.camera("camera")
     assert (count.published, count.seen, count.dropped["fault"]) == (3, 2, 1)
 
 
@@ -178,15 +178,15 @@ def test_a_bad_encoding_is_told_and_counted(setup: Setup) -> None:
     setup.put(2)
     setup.told.wait_for(2)
     assert "rgb9" in setup.told.events[0] and setup.told.events[1] == "frame 2"
-    assert setup.account.camera("camera").dropped["encoding"] == 1
+    assert setup.counters.camera("camera").dropped["encoding"] == 1
 
 
 def test_a_frame_that_the_memory_cannot_hold_is_told_and_counted(setup: Setup) -> None:
-    setup.account.received("camera")
+    setup.counters.received("camera")
     setup.frames.put(QueuedFrame("camera", image(picture(1), 1.0), float("nan"), 0.0))
     setup.worker.frame_waiting()
     setup.told.wait_for(1)
-    assert "stamp nan" in setup.told.events[0] and setup.account.camera("camera").dropped["rejected"] == 1
+    assert "stamp nan" in setup.told.events[0] and setup.counters.camera("camera").dropped["rejected"] == 1
 
 
 def test_a_question_that_ran_out_of_time_while_waiting_is_not_answered(setup: Setup) -> None:
@@ -237,8 +237,8 @@ def test_a_memory_that_cannot_be_made_is_reported_and_the_thread_ends() -> None:
     def make() -> VideoMemory:
         raise BudgetError("too small")
 
-    account = FrameCounters()
-    worker = Worker(FrameQueue(1, account), account, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
+    counters = FrameCounters()
+    worker = Worker(FrameQueue(1, counters), counters, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
     with pytest.raises(BudgetError, match="too small"):
         worker.start(make).result(LONG)
     assert worker.stop(LONG)
@@ -268,7 +268,7 @@ def test_the_collector_runs_again_after_a_model_that_cannot_be_loaded() -> None:
     setup = Setup()
     setup.made.result(LONG)
     assert setup.worker.stop(LONG)
-    worker = Worker(setup.frames, setup.account, image_to_rgb, setup.worker._events)
+    worker = Worker(setup.frames, setup.counters, image_to_rgb, setup.worker._events)
     assert isinstance(worker.start(fail).exception(LONG), KvStreamError)
     assert worker.stop(LONG) and gc.isenabled()
 
