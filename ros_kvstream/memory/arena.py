@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import BudgetPlan
-from ros_kvstream.memory.compaction import fill_holes, kept_mask
+from ros_kvstream.memory.compaction import TensorRows, count_true, fill_holes, kept_mask
 from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.memory.rows import PlaneRows, count_true
 
 NO_FRAME = -1
 """Frame id of slots that hold text."""
@@ -53,9 +52,9 @@ class _Layer:
         return (self.keys, self.values, self.norms, self.key_norms, self.positions, self.frames, self.cameras)
 
     @cached_property
-    def rows(self) -> list[PlaneRows]:
+    def rows(self) -> list[TensorRows]:
         """The tensors as lists of rows; views, to be evicted when a tensor is replaced."""
-        return [PlaneRows.of(tensor) for tensor in self.tensors]
+        return [TensorRows.of(tensor) for tensor in self.tensors]
 
     @classmethod
     def allocate(cls, plan: BudgetPlan, device: torch.device) -> _Layer:
@@ -119,7 +118,6 @@ class Arena:
         self._generation = 0
         self._pending: Chunk | None = None
         self._pending_frames = False
-        self._common_table: object | None = object()
         self._kept: tuple[dict[int, float]] | None = None
         self._layers: list[_Layer] = []
         self._scratch = torch.empty(0)
@@ -180,14 +178,10 @@ class Arena:
     def frame_slots(self, index: int) -> LayerSlots:
         """The frame slots of one layer as the policies see them (views, no copy).
 
-        Un-rotated keys are made in the arena's one scratch: they are valid until the next layer's are asked for.
+        All layers share one scratch: un-rotated keys are valid until it is used again.
         """
         layer, frames = self._layers[index], slice(self.pinned, self.frames_end)
         keys, values = self._planes(index, self.frames_end)
-
-        def into_scratch(keys: Tensor, positions: Tensor) -> Tensor:
-            return self.rotary.unrotate(keys, positions, out=self._scratch[:, : keys.shape[1]])
-
         return LayerSlots(
             layer=index,
             layers=self.plan.shape.layers,
@@ -197,10 +191,8 @@ class Arena:
             positions=layer.positions[:, frames],
             frames=layer.frames[:, frames],
             cameras=layer.cameras[:, frames],
-            unrotate=into_scratch,
-            rotary=self.rotary,
             key_norms=layer.key_norms[:, frames],
-            table=self._common_table,
+            rotary=self.rotary,
             scratch=self._scratch,
         )
 
@@ -248,8 +240,6 @@ class Arena:
         chunk = self._pending
         if chunk is None or keys.shape[1] != chunk.frames.shape[0]:
             raise CapacityError("write without a matching begin: the chunk's slots have not been reserved")
-        if self._common_table is not None:
-            self._common_table = object()
         layer, rows = self._layers[index], slice(self.used, self.used + keys.shape[1])
         self._place(layer, rows.start, keys, values)
         layer.norms[:, rows] = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
@@ -293,7 +283,6 @@ class Arena:
         self.used = self.pinned = self.frames_end = self.peak = self.compactions = 0
         self._generation += 1
         self._pending = self._kept = None
-        self._common_table = object()
 
     # -- roll back ------------------------------------------------------------------------------------------------
 
@@ -326,7 +315,7 @@ class Arena:
         # The last layers were scored last: their keys may still be in the processor's cache.
         for layer, mask in reversed(list(zip(self._layers, masks, strict=True))):
             fill_holes(layer.rows, mask, self.pinned)
-        self._common_table = self._kept = None
+        self._kept = None
         self.used = self.frames_end = self.pinned + keep
         self.compactions += 1
         self._generation += 1
@@ -342,7 +331,7 @@ class Arena:
         """
         masks = []
         for index in range(len(self._layers)):
-            masks.append(policy.select_mask(self.frame_slots(index), keep))
+            masks.append(policy.select(self.frame_slots(index), keep))
         self.keep(masks)
 
     def replace_positions(self, new_t: Callable[[Tensor], Tensor]) -> None:
@@ -358,8 +347,6 @@ class Arena:
             new[..., 0] = new_t(old[..., 0])
             layer.keys[:, rows] = self.rotary.rotate(raw, new, out=raw)
             layer.positions[:, rows] = new
-        if self._common_table is not None:
-            self._common_table = object()
         self._generation += 1
 
     def resize(self, plan: BudgetPlan) -> None:

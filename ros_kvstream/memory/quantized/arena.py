@@ -216,7 +216,7 @@ class QuantizedArena(Arena):
             rank = torch.zeros(view.frames.shape, dtype=torch.int16, device=self.device)
             for cut in cuts:
                 # A policy's choices of different size need not be nested: what the largest leaves out stays out.
-                rank += policy.select_mask(view, cut).to(torch.int16) * (4 if cut == keep else 1)
+                rank += policy.select(view, cut).to(torch.int16) * (4 if cut == keep else 1)
             orders.append(self._by_rank(index, rank, keep))
         self._arrange(orders, counts)
         self.compactions += 1
@@ -287,7 +287,7 @@ class QuantizedArena(Arena):
         self._packed = dict(counts)
         self.used = self.frames_end = self.pinned + keep
         self._generation += 1
-        self._common_table = self._kept = None
+        self._kept = None
 
     def _take_key_mean(self, layer: _QuantizedLayer) -> None:
         """Take the mean of the raw keys; nothing is packed yet."""
@@ -307,7 +307,6 @@ class QuantizedArena(Arena):
             raw = self.rotary.unrotate(rows, old[:, packed:], out=self._scratch[:, : rows.shape[1]])
             rows.copy_(self.rotary.rotate(raw, new[:, packed:], out=raw))
             layer.positions[:, frames] = new
-        self._common_table = None
         self._generation += 1
 
     def resize(self, plan: BudgetPlan) -> None:
