@@ -101,7 +101,7 @@ def slots_by_place(arena: Arena, index: int) -> list[dict[tuple[int, ...], tuple
     return [
         {
             (int(view.frames[head, slot]), *view.positions[head, slot].tolist()): (raw[head, slot], values[head, slot])
-            for slot in range(view.slots)
+            for slot in range(view.count)
         }
         for head in range(raw.shape[0])
     ]
