@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The selection policies: ``make_policy("infinipot_v", {"alpha": 0.5})``. Importing a module registers its policy."""
 
-from ros_kvstream.memory.policies import aks, full, infinipot_v, recent, sliding_window, tar, uniform, van  # noqa: F401
+# In the order in which lists of the policies show them.
+from ros_kvstream.memory.policies import (  # noqa: F401, I001
+    infinipot_v, tar, van, aks, uniform, sliding_window, recent, full,
+)  # fmt: skip
 from ros_kvstream.memory.policies.base import (
     LayerSlots,
     SelectionPolicy,
