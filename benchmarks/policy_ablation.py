@@ -55,7 +55,7 @@ def reshaped(slots: LayerSlots) -> LayerSlots:
     return replace(slots, keys=keys, positions=positions, rotary=without_rotation(slots))
 
 
-class ChangedSlots(SelectionPolicy):
+class OnChanged(SelectionPolicy):
     """Another policy, applied to slots that are changed first."""
 
     def __init__(self, policy: SelectionPolicy, *changes: Change) -> None:
@@ -75,9 +75,9 @@ def variants(alpha: float, recent_share: float) -> dict[str, dict[str, Any]]:
     published = {"compatibility": "paper", "alpha": alpha, "recent_share": 0.25}
     return {
         "published selection": {"options": published, "keep_ratio": 0.75},
-        "rotated keys, patches by index": {"options": ours, "replacement": lambda p: ChangedSlots(p, rotated, reshaped)},
-        "un-rotated keys, patches by index": {"options": ours, "replacement": lambda p: ChangedSlots(p, reshaped)},
-        "rotated keys, true patches": {"options": ours, "replacement": lambda p: ChangedSlots(p, rotated)},
+        "rotated keys, patches by index": {"options": ours, "replacement": lambda p: OnChanged(p, rotated, reshaped)},
+        "un-rotated keys, patches by index": {"options": ours, "replacement": lambda p: OnChanged(p, reshaped)},
+        "rotated keys, true patches": {"options": ours, "replacement": lambda p: OnChanged(p, rotated)},
         "un-rotated keys, true patches": {"options": ours},
         "the same against recent frames only": {"options": {**ours, "compare_with": "recent"}},
         "the same with adaptive pooling": {"options": {**ours, "pooling": "adaptive"}},
