@@ -93,10 +93,9 @@ def test_no_frame_is_lost_or_doubled_and_no_grid_holds_more_than_two(
 
 def test_a_patch_of_a_pair_is_prefilled_where_either_frame_wants_it() -> None:
     grid = waiting(0)
-    grid.kept, grid.saliency = torch.tensor([True, False, False]), torch.tensor([1.0, 5.0, 0.0])
-    grid.join(grid.frames[0], 1.0, torch.tensor([False, False, True]), torch.tensor([2.0, 0.0, 0.0]))
+    grid.kept = torch.tensor([True, False, False])
+    grid.join(grid.frames[0], 1.0, torch.tensor([False, False, True]))
     assert grid.kept.tolist() == [True, False, True]
-    assert grid.saliency.tolist() == [2.0, 5.0, 0.0]
     assert grid.mean_seconds == 0.5
     whole = waiting(0)
     whole.join(whole.frames[0], 1.0, torch.tensor([False]), None)
