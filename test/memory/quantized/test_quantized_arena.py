@@ -130,7 +130,7 @@ def test_a_compaction_keeps_what_the_policy_chooses(policy_name: str, order: str
     chosen = []
     for index in range(2):
         view = arena.frame_slots(index)
-        mask = policy.select_mask(view, keep)
+        mask = policy.select(view, keep)
         kept = [view.positions[head][mask[head]].tolist() for head in range(2)]
         chosen.append([{tuple(position) for position in head} for head in kept])
     arena.compact(policy, keep)
@@ -150,7 +150,7 @@ def test_what_the_policy_would_keep_longest_gets_the_most_bits_even_if_old() -> 
     counts = arena.tier_counts
     assert counts["int4"] > 0
     view = arena.frame_slots(0)
-    best = policy.select_mask(view, counts["full"])
+    best = policy.select(view, counts["full"])
     assert float(best[:, -counts["full"] :].float().mean()) > 0.8
     newest = view.frames.max()
     assert (view.frames[:, -counts["full"] :] < newest - 3).any()
