@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How value norms and key redundancy mark the objects of a patrol stream, layer by layer.
 
     python benchmarks/object_statistics.py [--model tiny] [--streams 8] [--frames 96] [--output FOLDER]

@@ -1,16 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The selection policies: ``make_policy("infinipot_v", {"alpha": 0.5})``. Importing a module registers its policy."""
 
-from ros_kvstream.memory.policies import (  # noqa: F401
-    aks,
-    full,
-    infinipot_v,
-    recent,
-    sliding_window,
-    tar,
-    uniform,
-    van,
-)
+from ros_kvstream.memory.policies import aks, full, infinipot_v, recent, sliding_window, tar, uniform, van  # noqa: F401
 from ros_kvstream.memory.policies.base import (
     LayerSlots,
     SelectionPolicy,

@@ -105,7 +105,8 @@ def similarity_to_recent(slots: LayerSlots, recent: Tensor) -> Tensor:
     patch = index.index_select(0, past)
     cosines = torch.empty(past.numel(), dtype=torch.float32, device=recent.device)
     for part, rows, norms in keys.blocks(past):
-        dot_rows(rows, means.index_select(0, patch[part]), out=cosines[part])
+        mean_rows = torch.index_select(means, 0, patch[part], out=keys.spare[: len(rows)])
+        dot_rows(rows, mean_rows, out=cosines[part])
         cosines[part].div_(norms)
     similarity = torch.zeros(recent.numel(), dtype=torch.float32, device=recent.device)
     similarity = similarity.index_copy_(0, past, cosines).view_as(recent)
@@ -165,10 +166,10 @@ def _extent(values: Tensor) -> tuple[int, int]:
 
 
 class KeyRows:
-    """A layer's keys by flat slot number (head * slots + slot), read in blocks through one reused buffer.
+    """A layer's keys by flat slot number (head * slots + slot), read in blocks through a reused buffer.
 
     Only the rotation by t is undone: two keys of one patch are rotated alike by h and w, so their cosine is that of the
-    un-rotated keys.
+    un-rotated keys. ``spare`` is a second buffer of the same size, float32 [rows, head_dim], for the caller.
     """
 
     def __init__(self, slots: LayerSlots) -> None:
@@ -176,6 +177,9 @@ class KeyRows:
         self._rows, self._per_head = flat_rows(slots.keys)
         self._norms = slots.key_norms.flatten().clamp_min(TINY)
         self._times = slots.positions[..., 0].flatten()
+        # Half of the scratch at most, and two rows for an overlap of one.
+        block = max(2, min(BLOCK_ROWS, slots.frames.numel() // 2))
+        self._buffer, self.spare = slots.scratch_view(2, block, self._rows.shape[-1])
         self._table: list[tuple[Tensor, Tensor]] | None = None
         low, high = torch.aminmax(self._times)
         if high - low < TABLE_STEPS:
@@ -190,10 +194,10 @@ class KeyRows:
         gap = self._per_head - self._slots.count
         source = numbers + numbers.div(self._slots.count, rounding_mode="floor") * gap if gap else numbers
         times, norms = self._times.index_select(0, numbers), self._norms.index_select(0, numbers)
-        buffer = self._slots.scratch_view(min(BLOCK_ROWS, numbers.numel()), self._rows.shape[-1])
-        for start in range(0, numbers.numel() - overlap, BLOCK_ROWS - overlap):
-            part = slice(start, min(start + BLOCK_ROWS, numbers.numel()))
-            rows = buffer[: part.stop - start]
+        block = len(self._buffer)
+        for start in range(0, numbers.numel() - overlap, block - overlap):
+            part = slice(start, min(start + block, numbers.numel()))
+            rows = self._buffer[: part.stop - start]
             if self._rows.dtype == torch.float32:
                 torch.index_select(self._rows, 0, source[part], out=rows)
             else:
