@@ -27,7 +27,7 @@ def slots_by_position(arena: Arena, index: int) -> list[dict[tuple[int, ...], tu
     return [
         {
             (int(view.frames[head, slot]), *view.positions[head, slot].tolist()): (raw[head, slot], values[head, slot])
-            for slot in range(view.slots)
+            for slot in range(view.count)
         }
         for head in range(raw.shape[0])
     ]
