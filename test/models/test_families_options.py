@@ -139,7 +139,7 @@ def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_ow
     builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)  # type: ignore[arg-type]
     context = builder.build(checks.QUESTION, ids, start, Filters(), 200)
     assert context is not None
-    layer = memory.arena._layers[0]
+    layer = memory.arena.table[0]
     positions, frames = layer.positions[0, used : memory.arena.used], layer.frames[0, used : memory.arena.used]
     newest = layer.positions[0, :used][layer.frames[0, :used] == 9][:, 0].min()
     assert int(positions[:, 0].max()) < int(newest)
