@@ -45,7 +45,7 @@ class VideoMemory:
         beside = int(memory.budget_mib * MIB)
         self.model = model or load_model(self.settings.model, self.settings.seed, beside=beside)
         check_grids(self.model, memory.frames_per_grid)
-        self.policy = make_policy(memory.policy, memory.policy_options)
+        self.policy = make_policy(memory.policy, memory.policy_settings)
         self._limit = min(memory.position_limit or self.model.position_limit, self.model.position_limit)
         self._overhead = len(self.model.suffix_ids(""))
         self.archive_retrieval: ArchiveRetrieval | None = None
