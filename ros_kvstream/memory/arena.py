@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -380,4 +381,17 @@ class Arena:
                 setattr(layer, name, new)
         self.plan = plan
         self._scratch = self._allocate_scratch(plan)
+        self._generation += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a saved memory holds of the arena: counts, and all tensors but the scratch, as views."""
+        tensors = {f"layer.{i}.{n}": tensor for i, layer in enumerate(self._layers) for n, tensor in enumerate(layer.tensors)}
+        return {"used": self.used, "pinned": self.pinned, "frames_end": self.frames_end, "peak": self.peak,
+                "compactions": self.compactions, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the counts of a saved arena whose tensors have been copied."""
+        self.used, self.pinned, self.frames_end = state["used"], state["pinned"], state["frames_end"]
+        self.peak, self.compactions = state["peak"], state["compactions"]
+        self._common_table, self._kept = None, None
         self._generation += 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ros_kvstream.errors import FrameError
+from ros_kvstream.records import frame_matches
 
 MAX_CAMERAS = 1 << 15
 """Camera ids are int16 in the slot table."""
@@ -104,11 +106,23 @@ class FrameIndex:
         return [
             frame
             for frame, record in self._records.items()
-            if (not camera or record.camera == camera)
-            and (since <= 0 or record.stamp_end >= since)
-            and (until <= 0 or record.stamp <= until)
+            if frame_matches(camera in ("", record.camera), record.stamp, record.stamp_end, since, until)
         ]
 
     def clear(self) -> None:
         """Forget all frames; ids and cameras go on counting, so that old evidence is never confused with new."""
         self._records = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a saved memory holds of the index."""
+        return {
+            "records": [asdict(record) for record in self._records.values()],
+            "cameras": dict(self._cameras),
+            "next_id": self._next,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved index; ids go on from the larger of both, so that none is given twice."""
+        self._records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
+        self._cameras = dict(state["cameras"])
+        self._next = max(self._next, state["next_id"])

@@ -6,7 +6,9 @@ from the order of arrival (SequentialPositions).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -119,6 +121,26 @@ class TimestampPositions:
         """Where a moment of the past would stand now; before the first anchor and after the newest it is clamped."""
         t = self._anchor_t + round((stamp - (self._anchor_stamp or 0.0)) * self.tokens_per_second)
         return min(max(t, self.start), self.newest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a saved memory holds of the positions; what follows from settings is not part of it."""
+        return {
+            "newest": self.newest,
+            "segment": self.segment,
+            "rebases": self.rebases,
+            "anchor_stamp": self._anchor_stamp,
+            "anchor_position": self._anchor_t,
+            "newest_stamp": self._newest_stamp,
+            "zero_stamp": self._zero_stamp,
+            "seconds": self._seconds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a saved memory was."""
+        self.newest, self.segment, self.rebases = state["newest"], state["segment"], state["rebases"]
+        self._anchor_stamp, self._anchor_t = state["anchor_stamp"], state["anchor_position"]
+        self._newest_stamp, self._zero_stamp = state["newest_stamp"], state["zero_stamp"]
+        self._seconds = state["seconds"]
 
     def _next(self, stamp: float) -> tuple[int, bool]:
         """Position that this stamp would get, and whether it would open a new segment."""

@@ -6,6 +6,7 @@ import errno
 import logging
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -316,6 +317,38 @@ class Archive:
                 oldest_stamp=float(stamps.min()) if stamps.size else 0.0,
                 newest_stamp=float(stamps.max()) if stamps.size else 0.0,
             )
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What a saved memory holds of the archive."""
+        from ros_kvstream.memory.archive import snapshot
+
+        state = snapshot.snapshot_state(self)
+        return None if state is None else state | {"tensors": self.state_tensors(state)}
+
+    def state_tensors(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Views of as much of the archive's storage as a state is about."""
+        from ros_kvstream.memory.archive import snapshot
+
+        return {name.removeprefix("archive."): tensor for name, tensor in snapshot.snapshot_tensors(self, state)}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ArchiveError when a state does not fit."""
+        from ros_kvstream.memory.archive import snapshot
+
+        snapshot.check_snapshot(self, state)
+
+    def empty_for(self, records: Any) -> None:
+        """Make ready for a load."""
+        from ros_kvstream.memory.archive import snapshot
+
+        snapshot.empty_for(self, records)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        from ros_kvstream.memory.archive import snapshot
+
+        if state["kind"] == "memory":
+            snapshot.restore_state(self, state)
 
     def _on_lost(self, claim: Claim, error: OSError) -> None:
         with self._lock:

@@ -8,8 +8,9 @@ is decoded for attention, into one scratch that the plan counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -334,6 +335,18 @@ class QuantizedArena(Arena):
         self.plan = plan
         self._scratch = self._allocate_scratch(plan)
         self._generation += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :meth:`Arena.state_dict`, with the number of packed slots."""
+        more = {"int8": self._packed[8], "int4": self._packed[4], "key_mean_known": self._key_mean_known,
+                "peak_bytes": self._peak_bytes}  # fmt: skip
+        return super().state_dict() | more
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As :meth:`Arena.load_state_dict`."""
+        super().load_state_dict(state)
+        self._packed = {8: state["int8"], 4: state["int4"]}
+        self._key_mean_known, self._peak_bytes = state["key_mean_known"], state["peak_bytes"]
 
     def _fitted(self, plan: QuantizedPlan) -> dict[int, int]:
         """Slots per packed tier under another plan: as now where they fit, else moved one tier down or up."""
