@@ -9,9 +9,9 @@ from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import QuestionError
-from ros_kvstream.retrieval.context import ContextBuilder, Filters
+from ros_kvstream.retrieval.context import Context, build_context
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
-from ros_kvstream.stream.answer import AnswerLimits
+from ros_kvstream.stream.answer import append_text, check_question
 from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "what colour was the cone ?"
@@ -40,12 +40,18 @@ def feed(
         memory.observe(frame(index), 10.0 + index * period, cameras[index % len(cameras)])
 
 
-def build(memory: VideoMemory, filters: Filters | None = None):
-    builder = ContextBuilder(memory.model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
-    ids = memory.model.suffix_ids(QUESTION)
-    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
-    room = memory.arena.plan.reserve_slots - len(ids) - memory.settings.memory.max_answer_tokens
-    return builder.build(QUESTION, ids, start, filters or Filters(), room), start
+def build(memory: VideoMemory, capacity: int | None = None) -> tuple[Context, int]:
+    """The context of QUESTION and the question's first position; the caller rolls the arena back."""
+    question, start = check_question(memory.model, memory.settings.memory, QUESTION), memory.ingest.text_start
+    planned = memory.arena.plan.reserve_slots - len(question.ids) - memory.settings.memory.max_answer_tokens
+    return build_context(memory.ingest, question, start, planned if capacity is None else capacity), start
+
+
+def appended(memory: VideoMemory, layer: int) -> tuple[torch.Tensor, ...]:
+    """Keys, values, positions and frame ids of the slots behind the arena's frames, in one layer."""
+    state = memory.arena.state_dict()["tensors"]
+    keys, values = memory.arena.layer(layer)
+    raise NotImplementedError
 
 
 @pytest.mark.parametrize("context", ["newest", "arena"])

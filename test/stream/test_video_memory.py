@@ -9,7 +9,7 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 from ros_kvstream.errors import BudgetError, FrameError, QuestionCancelled, QuestionError
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.settings import POLICIES, GateSettings, MemorySettings, StreamSettings
-from ros_kvstream.stream.answer import Answerer
+from ros_kvstream.stream.answer import append_text
 from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "where is the cone ?"
@@ -39,9 +39,9 @@ def feed(memory: VideoMemory, count: int, start: int = 0, rate: float = 2.0) -> 
 
 def question_logits(memory: VideoMemory) -> torch.Tensor:
     """Logits of the question's last token, rolled back afterwards."""
-    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
     mark = memory.arena.mark()
-    logits = Answerer(memory.model, memory.arena, memory.frame_index)._forward(memory.model.suffix_ids(QUESTION), start, None)
+    ids = memory.model.suffix_ids(QUESTION)
+    logits = append_text(memory.model, memory.arena, ids, memory.ingest.text_start, None)
     memory.arena.roll_back(mark)
     return logits
 
