@@ -13,14 +13,12 @@ from torch import Tensor
 
 from ros_kvstream.errors import FrameError, KvStreamError, SettingsError
 from ros_kvstream.memory.archive.records import ArchiveStatus
-from ros_kvstream.memory.arena import NO_FRAME, Chunk
+from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
 from ros_kvstream.memory.frame_index import FrameIndex, FrameRecord
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.policies.camera_shares import CameraShares, camera_weights
 from ros_kvstream.memory.positions import TimestampPositions, make_positions
-from ros_kvstream.memory.quantized.arena import make_arena
-from ros_kvstream.memory.quantized.plan import QuantizedPlan, plan_quantized
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.records import MemoryStats, Observation
 from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
@@ -60,7 +58,7 @@ class Ingest:
         self._reserve = self._text_slots + (archive_retrieval.slots_needed(0) if archive_retrieval else 0)
         self.frame_index = FrameIndex(archive_retrieval.first_frame_id if archive_retrieval else 0)
         plan = self.plan(memory.budget_mib, 1, self._reserve)
-        self.arena = make_arena(plan, model.rotary, model.device, settings.quantized.order)
+        self.arena = Arena(plan, model.rotary, model.device, settings.quantized.order)
         self.restart()
 
     def restart(self) -> None:
@@ -153,7 +151,7 @@ class Ingest:
                 archive.remember([waiting.frames[0] for waiting in self.block], encoded, records, keys, values)
         except BaseException:
             self.counters["seen"] -= frames
-            self.frame_index.forget(record.frame_id for record in records)
+            self.frame_index.remove(record.frame_id for record in records)
             raise
         else:
             self.counters["kept"] += frames
@@ -221,14 +219,14 @@ class Ingest:
 
         :param reserve: slots for a question, its answer and retrieved frames; :raises BudgetError: when too small.
         """
-        slots = {
-            "pinned": len(self.model.prefix_ids),
-            "reserve": reserve,
-            "frame_tokens": frame_tokens * self.settings.memory.block_frames,
-        }
-        if self.settings.quantized.mode == "on":
-            return plan_quantized(self.model.shape, int(budget_mib * MIB), self.settings.quantized, **slots)
-        return plan_budget(self.model.shape, int(budget_mib * MIB), **slots)
+        return plan_budget(
+            self.model.shape,
+            int(budget_mib * MIB),
+            self.settings.quantized,
+            pinned=len(self.model.prefix_ids),
+            reserve=reserve,
+            frame_tokens=frame_tokens * self.settings.memory.block_frames,
+        )
 
     def plan_for_budget(self, budget_mib: float) -> BudgetPlan:
         """The plan of another budget for the frames seen so far; changes nothing."""
@@ -276,7 +274,7 @@ class Ingest:
                 self.archive_retrieval.prepare(first)
                 self.frame_index = FrameIndex(self.archive_retrieval.first_frame_id)
             self.first_frame = first
-        if isinstance(plan, QuantizedPlan):  # a larger block needs a larger part in the native dtype
+        if plan.quantized:  # a larger block needs a larger part in the native dtype
             self._move_to(plan)
 
     def set_budget(self, budget_mib: float) -> None:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ros_kvstream.memory.budget import MIB
 from ros_kvstream.memory.frame_index import FrameIndex
-from ros_kvstream.memory.kept_patches import kept_patches
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.positions import TimestampPositions
 from ros_kvstream.models.base import Frame, VideoLanguageModel
@@ -107,7 +106,7 @@ class VideoMemory:
 
     def kept_patches(self, frame_ids: Iterable[int]) -> dict[int, NDArray[np.float32]]:
         """Share of layers and KV heads that keep each patch, float32 [rows, columns], of remembered frames."""
-        return kept_patches(self.arena, frame_ids, self.model.layout.origin)
+        return self.arena.patches_kept(frame_ids, self.model.layout.origin)
 
     # -- settings that change on a live stream -------------------------------------------------------------------------
 

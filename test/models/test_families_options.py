@@ -138,7 +138,7 @@ def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_ow
     question, start = check_question(model, memory.settings.memory, checks.QUESTION), memory.ingest.text_start
     used = memory.arena.used
     build_context(memory.ingest, question, start, 200)
-    layer = memory.arena._layers[0]
+    layer = memory.arena.table[0]
     positions, frames = layer.positions[0, used : memory.arena.used], layer.frames[0, used : memory.arena.used]
     newest = layer.positions[0, :used][layer.frames[0, :used] == 9][:, 0].min()
     assert int(positions[:, 0].max()) < int(newest)

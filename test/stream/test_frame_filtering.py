@@ -9,7 +9,6 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 from vision.scenes import PATCH, scene, with_noise, with_thing
 
 from ros_kvstream.errors import FrameError
-from ros_kvstream.memory.quantized.arena import QuantizedArena
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.settings import (
     GateSettings,
@@ -172,7 +171,7 @@ def test_the_ladder_remembers_more_frames_in_the_same_bytes_and_rolls_back() -> 
     )
     plain = memory_of(model, 2.0, "sliding_window", gate=OFF)
     ladder = memory_of(model, 2.0, "sliding_window", gate=OFF, quantized=QuantizedSettings(mode="on"))
-    assert isinstance(ladder.arena, QuantizedArena)
+    assert ladder.arena.plan.quantized
     for seed in range(60):
         for memory in (plain, ladder):
             memory.observe(picture(seed), 0.5 * seed)

@@ -33,16 +33,12 @@ def make_arena(
     return arena
 
 
-def append(
-    arena: Arena, tokens: int, *, frame: int, frames: bool = True, seed: int = 0, t: int = 0,
-    saliency: torch.Tensor | None = None,
-) -> None:  # fmt: skip
+def append(arena: Arena, tokens: int, *, frame: int, frames: bool = True, seed: int = 0, t: int = 0) -> None:
     """Append random keys and values, different in every layer, with one frame's table entries."""
     generator = torch.Generator().manual_seed(seed)
     positions = torch.stack([torch.full((tokens,), t), torch.arange(tokens), torch.arange(tokens)], -1).int()
     numbers, cameras = torch.full((tokens,), frame, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int16)
-    chunk = Chunk(positions, numbers, cameras, saliency)
-    arena.begin(chunk, frames=frames)
+    arena.begin(Chunk(positions, numbers, cameras), frames=frames)
     shape = arena.plan.shape
     for layer in range(shape.layers):
         keys, values = torch.randn(2, shape.kv_heads, tokens, shape.head_dim, generator=generator).to(shape.dtype)
@@ -51,8 +47,12 @@ def append(
 
 
 def contents(arena: Arena) -> list[torch.Tensor]:
-    """Copies of all slots in use: planes and slot table, every layer."""
-    return [tensor[:, : arena.used].clone() for layer in arena._layers for tensor in layer.tensors]
+    """Copies of all slots in use: keys, values and slot table of every layer."""
+    return [
+        tensor[:, : arena.used].clone()
+        for index, table in enumerate(arena.table)
+        for tensor in (*arena.layer(index), *table.tensors().values())
+    ]
 
 
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
