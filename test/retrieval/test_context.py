@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace
@@ -59,7 +60,7 @@ def test_nothing_of_the_retrieved_frames_survives_the_answer(context, positions)
     assert first.latency.retrieval_ms > 0
 
 
-def test_evidence_tells_stamp_camera_ranks_scores_and_the_fused_score():
+def test_evidence_holds_stamp_camera_ranks_scores_and_the_fused_score():
     memory = memory_of(RetrievalSettings(top_k=3, newest_frames=2, external="tiny", pending_pictures=2))
     feed(memory, 60, ("front", "rear"))
     evidence = memory.ask(QUESTION).evidence
@@ -109,11 +110,8 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
     feed(shown, 6)
 
     def logits(memory: VideoMemory, visible: list[torch.Tensor] | None) -> torch.Tensor:
-        from ros_kvstream.stream.answer import Answerer
-
-        start = memory.model.text_start(memory.positions.newest, memory._largest_side)
-        answerer = Answerer(memory.model, memory.arena, memory.frame_index)
-        return answerer._forward(memory.model.suffix_ids(QUESTION), start, visible)
+        ids = memory.model.suffix_ids(QUESTION)
+        return append_text(memory.model, memory.arena, ids, memory.ingest.text_start, visible)
 
     context, _ = build(shown)
     assert len(context.evidence) == 6 and context.shown == ()
@@ -146,16 +144,14 @@ def test_time_and_camera_filters_hold_for_retrieved_frames():
         memory.ask(QUESTION, since=500.0)
 
 
-def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room():
+def test_the_newest_frames_are_always_visible_and_retrieved_ones_keep_to_their_capacity():
     memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, capacity_tokens=10, context="newest"), keep_ratio=1.0)
     feed(memory, 60)
     mark = memory.arena.mark()
     context, _ = build(memory)
     assert context.shown == (57, 58, 59)
     memory.arena.roll_back(mark)
-    builder = ContextBuilder(memory.model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
-    ids = memory.model.suffix_ids(QUESTION)
-    builder.build(QUESTION, ids, 200, Filters(), room=10)
+    build(memory, capacity=10)
     assert memory.arena.used - mark.used <= 10
     memory.arena.roll_back(mark)
 
@@ -177,7 +173,7 @@ def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames()
     longest = " ".join(["cone"] * memory.settings.memory.max_question_tokens)
     answer = memory.ask(longest)
     assert answer.latency.answer_tokens <= 4
-    assert AnswerLimits("", 0, 0, None, memory.settings.memory).tokens == 4
+    assert check_question(memory.model, memory.settings.memory, longest).max_tokens == 4
 
 
 def test_a_restart_with_a_folder_remembers_and_numbers_on(tmp_path):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Novelty is found per camera, independent of the question and of the chunk size."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several cameras in one memory: none pushes another's moments out, and shares can be set and changed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stream with frame gate, saliency and precision ladder: what is left out, and what is still known of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole memory on a CUDA device, beside the same on the CPU: `make test-gpu` where there is one.
 
 `KVSTREAM_TEST_DEVICE=cpu` runs it against the CPU itself, which tests these tests.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that change on a live stream."""
 
 from __future__ import annotations
