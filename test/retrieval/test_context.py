@@ -22,10 +22,11 @@ def memory_of(
     retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56, **archive: object
 ) -> VideoMemory:
     memory = MemorySettings(budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4)
+    newest = RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest")
     settings = StreamSettings(
         memory=memory,
         archive=ArchiveSettings(budget_mib=archive_mib, **archive),  # type: ignore[arg-type]
-        retrieval=retrieval or RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest"),
+        retrieval=retrieval or newest,
     )
     return VideoMemory(settings, cheap_vision(qwen2_5_vl(layers=2, limit=2048, pixels=pixels)))
 
@@ -118,6 +119,25 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
     torch.testing.assert_close(logits(shown, context.visible), logits(plain, None), atol=2e-2, rtol=2e-2)
 
 
+def test_keys_are_archived_as_they_were_before_rotation():
+    """In the first layer they depend on the picture alone: the same bits whenever it is seen."""
+    keys = []
+    for stamp in (0.0, 700.0):
+        memory = memory_of(keep_ratio=1.0, precision="fp16")
+        memory.observe(frame(1), 0.0)
+        memory.observe(frame(0), 0.5 + stamp)
+        archive = memory.archive_retrieval.archive
+        keys.append(archive.fetch([archive.table.slot_of(1)])[0].keys[0])
+    assert keys[0].shape[1] > 0 and torch.equal(*keys)
+
+
+def test_nothing_is_captured_without_an_archive(monkeypatch):
+    memory = VideoMemory(replace(memory_of().settings, archive=ArchiveSettings()), memory_of().model)
+    monkeypatch.setattr(memory.model, "capture_keys_values", lambda: 1 / 0)
+    feed(memory, 2)
+    assert memory.stats().frames_kept == 2
+
+
 def test_an_archive_that_is_off_changes_nothing():
     on = memory_of(RetrievalSettings(top_k=0))
     off = VideoMemory(replace(on.settings, archive=ArchiveSettings()), on.model)
@@ -145,7 +165,8 @@ def test_time_and_camera_filters_hold_for_retrieved_frames():
 
 
 def test_the_newest_frames_are_always_visible_and_retrieved_ones_keep_to_their_capacity():
-    memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, capacity_tokens=10, context="newest"), keep_ratio=1.0)
+    retrieval = RetrievalSettings(top_k=50, newest_frames=3, capacity_tokens=10, context="newest")
+    memory = memory_of(retrieval, keep_ratio=1.0)
     feed(memory, 60)
     mark = memory.arena.mark()
     context, _ = build(memory)
@@ -199,7 +220,7 @@ def test_a_larger_frame_than_planned_for_is_reported_and_the_stream_goes_on():
     assert memory.ask(QUESTION).evidence
 
 
-def test_clear_forgets_the_archive_too():
+def test_clear_empties_the_archive_too():
     memory = memory_of()
     feed(memory, 30)
     memory.clear()

@@ -59,14 +59,14 @@ def archived(memory: VideoMemory) -> list[tuple[Any, ...]]:
                    frame.values.sum().item(), archive.thumbnail(frame.frame_id)) for frame in frames)  # fmt: skip
 
 
-LADDER = {"quantized": QuantizedSettings(mode="on", group=16)}
+QUANTIZED = {"quantized": QuantizedSettings(mode="on", group=16)}
 ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.5)}
 SMALL_ARCHIVE = {"archive": ArchiveSettings(budget_mib=0.15, precision="int8", thumbnail_bytes=600),
                  "retrieval": RetrievalSettings(top_k=3)}  # fmt: skip
 
 
-@pytest.mark.parametrize("groups", [{}, LADDER, ARCHIVE, SMALL_ARCHIVE],
-                         ids=["plain", "ladder", "archive", "int8"])  # fmt: skip
+@pytest.mark.parametrize("groups", [{}, QUANTIZED, ARCHIVE, SMALL_ARCHIVE],
+                         ids=["plain", "quantized", "archive", "int8"])  # fmt: skip
 @pytest.mark.parametrize("frames", [1, 7, 150], ids=["one", "few", "full"])
 def test_a_memory_comes_back_slot_for_slot_and_goes_on_as_if_nothing_had_happened(
         tmp_path: Path, groups: dict[str, Any], frames: int) -> None:
@@ -281,7 +281,7 @@ def change(field: str, value: str) -> Any:
     (change("version", "2"), "older version of this package.*start a new memory"),
     (change("state", "{"), "damaged"),
     (spoil_state, "damaged"),
-], ids=["torn", "bit", "text", "empty", "missing", "foreign", "newer", "version", "first", "second", "state", "digit"])  # fmt: skip
+], ids=["torn", "bit", "text", "empty", "missing", "foreign", "newer", "version", "1", "2", "state", "digit"])  # fmt: skip
 def test_a_file_that_is_not_whole_or_not_ours_is_refused_and_nothing_changes(
         tmp_path: Path, spoil: Any, reason: str) -> None:
     memory = make()
@@ -298,9 +298,9 @@ def test_a_file_that_is_not_whole_or_not_ours_is_refused_and_nothing_changes(
 @pytest.mark.parametrize(("other", "reason"), [
     ({"model": qwen2_5_vl(seed=1)}, "another model"),
     ({"budget": 0.75}, "memory.budget_mib to 0.5"),
-    (LADDER, "other settings"),
+    (QUANTIZED, "other settings"),
     (ARCHIVE, "other settings"),
-], ids=["model", "budget", "ladder", "archive"])
+], ids=["model", "budget", "quantized", "archive"])
 def test_a_file_of_another_model_or_other_settings_is_refused_with_what_differs(
         tmp_path: Path, other: dict[str, Any], reason: str) -> None:
     first, second = make(), make(**other)
@@ -349,4 +349,4 @@ def test_a_saved_memory_is_a_safetensors_file(tmp_path: Path) -> None:
     memory.save(tmp_path / "m")
     tensors = load_file(tmp_path / "m")
     saved = memory.arena.state_dict()["tensors"]["layers.0.keys"]
-    torch.testing.assert_close(tensors["layers.0.keys"], saved, rtol=0, atol=0)
+    torch.testing.assert_close(tensors["arena.layers.0.keys"], saved, rtol=0, atol=0)

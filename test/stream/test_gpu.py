@@ -83,7 +83,7 @@ def test_filters_hide_frames(models: dict[str, VideoLanguageModel]) -> None:
 
 
 @pytest.mark.parametrize("order", ["policy", "recent"])
-def test_a_ladder_answers(models: dict[str, VideoLanguageModel], order: str) -> None:
+def test_a_quantized_arena_answers(models: dict[str, VideoLanguageModel], order: str) -> None:
     memory = fed(models["device"], quantized=QuantizedSettings(mode="on", order=order))
     stats = memory.stats()
     assert stats.compactions > 0 and stats.peak_bytes <= stats.budget_bytes

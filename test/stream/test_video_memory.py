@@ -330,7 +330,7 @@ def test_a_compaction_comes_at_the_high_water_mark_and_keeps_the_keep_ratio() ->
     assert set(after) == {int(slots * 0.3) + 4}
 
 
-def test_clear_forgets_every_frame_and_starts_again() -> None:
+def test_clear_removes_every_frame_and_starts_again() -> None:
     memory = memory_of()
     feed(memory, 30)
     memory.clear()
