@@ -281,7 +281,7 @@ def change(field: str, value: str) -> Any:
     (change("version", "2"), "older version of this package.*start a new memory"),
     (change("state", "{"), "damaged"),
     (spoil_state, "damaged"),
-], ids=["torn", "bit", "text", "empty", "missing", "foreign", "newer", "version", "1", "2", "state", "digit"])  # fmt: skip
+], ids="torn bit text empty missing foreign newer version 1 2 state digit".split())  # fmt: skip
 def test_a_file_that_is_not_whole_or_not_ours_is_refused_and_nothing_changes(
         tmp_path: Path, spoil: Any, reason: str) -> None:
     memory = make()
