@@ -22,8 +22,8 @@ from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.evaluation.results import ResultsFolder
 from ros_kvstream.evaluation.scoring import Pattern
 from ros_kvstream.evaluation.summary import CellSummary, Line, summarise
+from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.recordings.bag_frames import BagSource
-from ros_kvstream.settings import POLICIES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ QUESTIONS = 24
 SHARES = (0.03, 0.0625, 0.125, 0.25, 0.5, 1.0)
 ARCHIVE_SHARES = (0.03, 0.0625, 0.125, 0.25)
 ARCHIVE_MIB = 1.0
-EVICTING = tuple(policy for policy in POLICIES if policy != "full")
+EVICTING = tuple(policy for policy in policy_names() if policy != "full")
 FULL_SHARE = 1.02
 """The full cache needs a frame's room beyond the last one."""
 SHORT_TEXT: tuple[Override, ...] = (("memory.max_answer_tokens", 8), ("memory.max_question_tokens", 32))

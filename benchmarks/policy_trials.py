@@ -114,7 +114,7 @@ def _settings(model: VideoLanguageModel, stream: EncodedStream, trial: Trial) ->
     memory = MemorySettings(
         budget_mib=budget / MIB,
         policy=trial.policy,
-        policy_options=trial.options,
+        policy_settings=trial.options,
         keep_ratio=trial.keep_ratio,
         block_frames=trial.block_frames,
         max_question_tokens=MAX_QUESTION_TOKENS,

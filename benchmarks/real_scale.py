@@ -121,14 +121,14 @@ def measure_policies(
     """Each policy cuts the same full cache once to each share."""
     import tempfile
 
-    from ros_kvstream.settings import POLICIES
+    from ros_kvstream.memory.policies import policy_names
 
     slots, budget = full.arena.frame_slots_used, full.stats().budget_bytes / (1 << 20)
     found: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "full"
         full.save(saved)
-        for name in (policy for policy in POLICIES if policy != "full"):
+        for name in (policy for policy in policy_names() if policy != "full"):
             full.reconfigure(replace(full.settings, memory=replace(full.settings.memory, policy=name)))
             found[name] = {}
             for share in scale.shares:

@@ -21,7 +21,6 @@ from rich.table import Table
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.settings import (
-    QUANTIZED_ORDERS,
     GateSettings,
     MemorySettings,
     ModelSettings,
@@ -201,7 +200,7 @@ def _holds(budget: int, slots: int, plan: Callable[[int], BudgetPlan]) -> bool:
 def ladder_accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str, float]:
     """Right answers of a plain memory, of ladders of the same bytes and of the same slots, and of a thinned stream."""
     on = QuantizedSettings(mode="on")
-    ladders = {order: replace(PLAIN, quantized=replace(on, order=order)) for order in QUANTIZED_ORDERS}
+    ladders = {order: replace(PLAIN, quantized=replace(on, order=order)) for order in ("policy", "recent")}
     same_bytes, same_slots = budget_for_slots(model, plan.slots), budget_for_slots(model, plan.slots, on)
     by_order = {order: accuracy(model, plan, same_bytes, ladder) for order, ladder in ladders.items()}
     return {

@@ -47,7 +47,7 @@ class Ingest:
         self.settings = settings
         self.model = model
         self.archive_retrieval = archive_retrieval
-        self.policy = make_policy(memory.policy, memory.policy_options)
+        self.policy = make_policy(memory.policy, memory.policy_settings)
         self.frame_filter = FrameFilter(settings.gate, settings.saliency)
         self.block = FrameBlock(memory.block_frames, memory.frames_per_grid)
         self.budget_mib = memory.budget_mib

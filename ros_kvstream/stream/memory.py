@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from ros_kvstream.models.base import Frame, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.records import Answer, MemoryStats, Observation
 from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
-from ros_kvstream.settings import StreamSettings
+from ros_kvstream.settings import Change, StreamSettings, rules_of
 from ros_kvstream.stream.answer import answer_question, check_question
 from ros_kvstream.stream.checkpoint import SavedMemory, load_memory, save_memory
 from ros_kvstream.stream.ingest import Ingest
@@ -123,31 +124,32 @@ class VideoMemory:
 
     @staticmethod
     def check_settings(settings: StreamSettings) -> None:
-        """Raise SettingsError for invalid options of the policy; callable from any thread."""
-        make_policy(settings.memory.policy, settings.memory.policy_options)
+        """Raise SettingsError for an invalid setting of the policy; callable from any thread."""
+        make_policy(settings.memory.policy, settings.memory.policy_settings)
 
     def reconfigure(self, settings: StreamSettings) -> None:
-        """Take over the settings that need no other plan: policy, thresholds, camera shares, gate, saliency, ranking.
+        """Take over the settings that may change at any time, camera shares and the policy's settings included.
 
         All others in ``settings`` are ignored; see :meth:`set_budget` for the budget.
 
-        :raises SettingsError: for invalid options of the policy; nothing is changed then.
+        :raises SettingsError: for an invalid setting of the policy; nothing is changed then.
         """
         wanted, ingest = settings.memory, self.ingest
         now = ingest.settings
-        ingest.policy = make_policy(wanted.policy, wanted.policy_options)
-        memory = replace(
-            now.memory, policy=wanted.policy, policy_options=wanted.policy_options, keep_ratio=wanted.keep_ratio,
-            high_water=wanted.high_water, camera_shares=wanted.camera_shares,
-        )  # fmt: skip
-        fixed = ("external", "layers", "capacity_tokens", "pending_pictures")  # they decide what is loaded and planned
-        ranking = replace(settings.retrieval, **{name: getattr(now.retrieval, name) for name in fixed})
+        policy = make_policy(wanted.policy, wanted.policy_settings)
+        memory = _running_settings(wanted) | {
+            "budget_mib": now.memory.budget_mib,
+            "policy_settings": wanted.policy_settings,
+            "camera_shares": wanted.camera_shares,
+        }
+        ranking = replace(now.retrieval, **_running_settings(settings.retrieval))
         if (settings.gate, settings.saliency) != (now.gate, now.saliency):
             ingest.frame_filter = FrameFilter(settings.gate, settings.saliency)
         if self.archive_retrieval is not None:
             self.archive_retrieval.settings = ranking
+        ingest.policy = policy
         ingest.settings = replace(
-            now, memory=memory, gate=settings.gate, saliency=settings.saliency, retrieval=ranking
+            now, memory=replace(now.memory, **memory), gate=settings.gate, saliency=settings.saliency, retrieval=ranking
         )
 
     # -- the whole memory -----------------------------------------------------------------------------------------
@@ -178,3 +180,9 @@ class VideoMemory:
     def idle(self) -> bool:
         """Do one piece of postponed work (embedding a picture for the external expert); False when there is none."""
         return self.archive_retrieval.idle() if self.archive_retrieval is not None else False
+
+
+def _running_settings(settings: Any) -> dict[str, Any]:
+    """Values of those settings that may change at any time."""
+    rules = rules_of(settings).items()
+    return {name: getattr(settings, name) for name, rule in rules if rule.change is Change.RUNNING}

@@ -96,7 +96,7 @@ def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Call
 @EVERY_FAMILY
 def test_the_published_selection_runs_on_frames_with_text(make: Callable[..., Any]) -> None:
     memory = checks.stream_of(make(layers=2), 0.12, policy="infinipot_v",
-                              policy_options={"compatibility": "paper"})  # fmt: skip
+                              policy_settings={"compatibility": "paper"})  # fmt: skip
     checks.feed(memory, checks.frames_of(3, 30), [0.7 * index for index in range(30)])
     assert memory.stats().compactions > 0
     memory.ask(checks.QUESTION)

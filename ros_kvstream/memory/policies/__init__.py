@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, make_dataclass
 from typing import Any
 
 from ros_kvstream.errors import SettingsError
@@ -16,8 +16,9 @@ from ros_kvstream.memory.policies.sliding_window import SlidingWindow, SlidingWi
 from ros_kvstream.memory.policies.tar import Tar, TarSettings
 from ros_kvstream.memory.policies.uniform import Uniform, UniformSettings
 from ros_kvstream.memory.policies.van import Van, VanSettings
+from ros_kvstream.settings import Change, setting
 
-__all__ = ["REGISTRY", "LayerSlots", "SelectionPolicy", "make_policy"]
+__all__ = ["REGISTRY", "LayerSlots", "SelectionPolicy", "make_policy", "policy_names", "policy_type"]
 
 REGISTRY: dict[str, tuple[type[Any], type[Any]]] = {
     "infinipot_v": (InfiniPotV, InfiniPotVSettings),
@@ -49,3 +50,16 @@ def make_policy(name: str, options: Mapping[str, object] | None = None) -> Selec
             raise SettingsError(f"memory.policy_options.{option} = {options[option]!r}: unknown to {name!r}. {remedy}")
     made: SelectionPolicy = policy(settings(**options))
     return made
+
+
+def policy_names() -> tuple[str, ...]:
+    """Names of all policies."""
+    return tuple(REGISTRY)
+
+
+def policy_type(name: str) -> type[Any]:
+    """Dataclass of a policy's settings, with rules."""
+    return make_dataclass(name, [
+        (item.name, Any, setting(item.default, f"Setting {item.name} of the policy {name}.", change=Change.RUNNING))
+        for item in fields(REGISTRY[name][1])
+    ])
