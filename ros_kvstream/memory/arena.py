@@ -21,11 +21,10 @@ from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import MIB, BudgetPlan
-from ros_kvstream.memory.compaction import fill_holes, kept_mask
+from ros_kvstream.memory.compaction import TensorRows, fill_holes, kept_mask
 from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.quantized.tiers import PackedTiers
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.memory.rows import PlaneRows
 from ros_kvstream.memory.slot_table import NO_FRAME, Chunk, SlotTable, resized
 
 __all__ = ["NO_FRAME", "Arena", "Chunk", "Mark"]
@@ -167,14 +166,10 @@ class Arena:
     def frame_slots(self, index: int) -> LayerSlots:
         """The frame slots of one layer as the policies see them; valid as those of ``layer``.
 
-        Keys before rotation are computed into the arena's only scratch: they are valid until the next layer's are.
+        All layers share one scratch: un-rotated keys are valid until it is used again.
         """
-        table, frames, scratch = self.table[index], self._frames, self._scratch
+        table, frames = self.table[index], self._frames
         keys, values = self._read(index, self.frames_end)
-
-        def into_scratch(keys: Tensor, positions: Tensor) -> Tensor:
-            return self.rotary.unrotate(keys, positions, out=scratch[:, : keys.shape[1]])
-
         return LayerSlots(
             layer=index,
             layers=self.plan.shape.layers,
@@ -184,10 +179,9 @@ class Arena:
             positions=table.positions[:, frames],
             frames=table.frames[:, frames],
             cameras=table.cameras[:, frames],
-            unrotate=into_scratch,
-            rotary=self.rotary,
             key_norms=table.key_norms[:, frames],
-            scratch=scratch,
+            rotary=self.rotary,
+            scratch=self._scratch,
         )
 
     def frames_kept(self) -> dict[int, float]:
@@ -321,10 +315,10 @@ class Arena:
         ranks = []
         for index in range(self.plan.shape.layers):
             view = self.frame_slots(index)
-            kept = policy.select_mask(view, keep)
+            kept = policy.select(view, keep)
             rank = kept.to(torch.int8)
             for size in sizes[1:]:
-                rank += policy.select_mask(view, size) & kept  # selections of different size need not be nested
+                rank += policy.select(view, size) & kept  # selections of different size need not be nested
             ranks.append(rank)
         self._keep(ranks)
 
@@ -360,7 +354,7 @@ class Arena:
             # The last layers were scored last: their keys may still be in the processor's cache.
             for index in reversed(range(len(ranks))):
                 tensors = [self._keys[index], self._values[index], *self.table[index].tensors().values()]
-                fill_holes([PlaneRows.of(tensor) for tensor in tensors], ranks[index] > 0, self.pinned)
+                fill_holes([TensorRows.of(tensor) for tensor in tensors], ranks[index] > 0, self.pinned)
         self.used = self.frames_end = self.pinned + keep
         self.compactions += 1
         self._moved()

@@ -83,7 +83,7 @@ def test_cameras_are_told_apart_and_frames_of_others_hidden(make: Callable[..., 
 
 @EVERY_FAMILY
 def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Callable[..., Any]) -> None:
-    from ros_kvstream.memory.policies.history import similarity_to_newer
+    from ros_kvstream.memory.policies.redundancy import similarity_to_newer
 
     model = make(layers=1)
     memory = checks.stream_of(model)

@@ -101,7 +101,7 @@ def slots_by_place(arena: Arena, index: int) -> list[dict[tuple[int, ...], tuple
     return [
         {
             (int(view.frames[head, slot]), *view.positions[head, slot].tolist()): (raw[head, slot], values[head, slot])
-            for slot in range(view.slots)
+            for slot in range(view.count)
         }
         for head in range(raw.shape[0])
     ]
@@ -205,7 +205,7 @@ def test_a_compaction_keeps_what_the_policy_chooses(policy_name: str, order: str
     chosen = []
     for index in range(2):
         view = arena.frame_slots(index)
-        mask = policy.select_mask(view, keep)
+        mask = policy.select(view, keep)
         chosen.append([{tuple(place) for place in view.positions[head][mask[head]].tolist()} for head in range(2)])
     arena.compact(policy, keep)
     assert arena.frame_slots_used == keep and arena.compactions == 1
@@ -224,7 +224,7 @@ def test_what_the_policy_would_keep_longest_gets_the_most_bits_even_if_old() -> 
     counts = arena.tier_counts
     assert counts["int4"] > 0
     view = arena.frame_slots(0)
-    best = policy.select_mask(view, counts["full"])
+    best = policy.select(view, counts["full"])
     assert float(best[:, -counts["full"] :].float().mean()) > 0.8
     newest = view.frames.max()
     assert (view.frames[:, -counts["full"] :] < newest - 3).any()
