@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import MIB, BudgetPlan
-from ros_kvstream.memory.compaction import TensorRows, fill_holes, kept_mask
+from ros_kvstream.memory.compaction import TensorRows, count_true, fill_holes, kept_mask
 from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.quantized.tiers import PackedTiers
 from ros_kvstream.memory.rotary import Rotary
@@ -166,7 +166,7 @@ class Arena:
     def frame_slots(self, index: int) -> LayerSlots:
         """The frame slots of one layer as the policies see them; valid as those of ``layer``.
 
-        All layers share one scratch: un-rotated keys are valid until it is used again.
+        All layers share one scratch: keys before rotation are valid until it is used again.
         """
         table, frames = self.table[index], self._frames
         keys, values = self._read(index, self.frames_end)
@@ -175,11 +175,7 @@ class Arena:
             layers=self.plan.shape.layers,
             keys=keys[:, frames],
             values=values[:, frames],
-            value_norms=table.value_norms[:, frames],
-            positions=table.positions[:, frames],
-            frames=table.frames[:, frames],
-            cameras=table.cameras[:, frames],
-            key_norms=table.key_norms[:, frames],
+            **{name: column[:, frames] for name, column in table.tensors().items()},
             rotary=self.rotary,
             scratch=self._scratch,
         )
@@ -342,7 +338,7 @@ class Arena:
         :param ranks: per layer int8 [kv_heads, frame slots]; in a quantized arena the slots with the highest ranks,
             then those of the newest frames, get the most bits.
         """
-        keep, frames = int(ranks[0][0].count_nonzero()), self._frames
+        keep, frames = count_true(ranks[0][0] > 0), self._frames
 
         def by_rank(index: int) -> Tensor:
             worth = (ranks[index].long() << 32) + self.table[index].frames[:, frames]
