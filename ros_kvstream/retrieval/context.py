@@ -7,7 +7,7 @@ positions, and rolled back with the question.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,30 +141,22 @@ def search_queries(stream: Stream, retrieval: ArchiveRetrieval, ids: Sequence[in
 
 def _shown(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive, question: Question) -> tuple[int, ...]:
     """The arena's frames that are visible: all that pass the filters, or only the newest of them."""
-    held = stream.arena.frames_kept()
+    settings, positions, held = retrieval.settings, stream.positions, stream.arena.frames_kept()
     matching = stream.frame_index.matching(question.camera, question.since, question.until)
-    if not _newest_only(stream, retrieval, archive):
-        return tuple(frame for frame in matching if frame in held)
-    newest_first = (frame for frame in reversed(matching) if frame in held)
-    return _newest(stream.frame_index, newest_first, retrieval.settings.newest_frames)
+    matching = [frame for frame in matching if frame in held]
+    newest_only = settings.context == "newest"
+    if settings.context == "auto":
+        arena_frames = stream.arena.plan.frame_slots / archive.plan.shape.patches
+        long = positions.newest - positions.start >= TRUSTED_SHARE * stream.model.position_limit
+        newest_only = long and archive.table.count >= LARGE_ARCHIVE * arena_frames
+    return _newest(stream.frame_index, matching, settings.newest_frames) if newest_only else tuple(matching)
 
 
-def _newest_only(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive) -> bool:
-    """Whether only the newest of the arena's frames are visible beside the retrieved ones."""
-    if retrieval.settings.context != "auto":
-        return retrieval.settings.context == "newest"
-    positions = stream.positions
-    if positions.newest - positions.start < TRUSTED_SHARE * stream.model.position_limit:
-        return False
-    arena_frames = stream.arena.plan.frame_slots / archive.plan.shape.patches
-    return archive.table.count >= LARGE_ARCHIVE * arena_frames
-
-
-def _newest(frame_index: FrameIndex, newest_first: Iterable[int], count: int) -> tuple[int, ...]:
-    """The newest ``count`` frames, and the newest of every camera that is not among them."""
+def _newest(frame_index: FrameIndex, frames: Sequence[int], count: int) -> tuple[int, ...]:
+    """The newest ``count`` of the frames, and the newest of every camera that is not among them."""
     chosen: list[int] = []
     cameras: set[str] = set()
-    for frame in newest_first if count else ():
+    for frame in reversed(frames) if count else ():
         camera = frame_index[frame].camera
         if len(chosen) < count or camera not in cameras:
             chosen.append(frame)

@@ -58,9 +58,15 @@ def retrieved_evidence(
             record, share = found[ranked.frame_id]
             evidence.append(
                 FrameEvidence(
-                    ranked.frame_id, record.stamp, record.stamp_end, record.camera, ranked.fused, kept_share=share,
-                    ranks=dict(ranked.ranks), scores=dict(ranked.scores),
-                )  # fmt: skip
+                    ranked.frame_id,
+                    record.stamp,
+                    record.stamp_end,
+                    record.camera,
+                    ranked.fused,
+                    kept_share=share,
+                    ranks=dict(ranked.ranks),
+                    scores=dict(ranked.scores),
+                )
             )
     return tuple(evidence)
 

@@ -96,9 +96,7 @@ class VideoMemory:
         :param on_token: called with each new piece of the answer's text.
         :raises QuestionError: when the question or a limit is invalid, or no frame matches.
         """
-        checked = check_question(
-            self.model, self.settings.memory, question, camera, since, until, max_new_tokens
-        )
+        checked = check_question(self.model, self.settings.memory, question, camera, since, until, max_new_tokens)
         return answer_question(self.ingest, checked, should_stop, on_token)
 
     def stats(self) -> MemoryStats:
