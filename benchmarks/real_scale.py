@@ -171,7 +171,7 @@ def fill(
     stream = VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), quantized=ladder), model)
     for index, picture in enumerate(pictures):
         stream.observe(picture, 1.0 + index)
-    stream._flush()
+    stream.flush()
     return stream
 
 
@@ -212,7 +212,7 @@ def logits_over(memory: VideoMemory, answer: Sequence[int], *, hide_frames: bool
 
     model, arena = memory.model, memory.arena
     visible = arena.visible([]) if hide_frames else None
-    position = model.text_start(memory.positions.newest, memory._largest_side)
+    position = memory.ingest.text_start
     mark, ids, steps = arena.mark(), model.suffix_ids(QUESTION), []
     for token in answer:
         positions = model.text_positions(position, len(ids))
