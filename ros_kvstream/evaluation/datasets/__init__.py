@@ -36,14 +36,14 @@ def read_benchmark(name: str, folder: Path, rate_hz: float, limit: int = 0) -> R
     """
     if not folder.is_dir():
         raise SettingsError(f"--data {folder}: no such folder")
-    reading = Reading()
-    find_video = find_benchmark(name).read(folder, reading)
+    reading = Reading(folder)
+    find_benchmark(name).read(reading)
     if reading.unanswered:
         reading.notes.append(f"{reading.unanswered} questions have no published answer: left out.")
-    if not reading.items:
+    if not reading.questions:
         notes = " ".join(reading.notes)
         raise SettingsError(f"--data {folder}: holds no question of {name} that can be asked. {notes}")
-    reading.find_videos(find_video, rate_hz, limit)
+    reading.find_videos(rate_hz, limit)
     if not reading.episodes:
         raise SettingsError(f"--data {folder}: {' '.join(reading.notes)}")
     return reading

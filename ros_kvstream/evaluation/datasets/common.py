@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.episodes import Episode
@@ -18,45 +18,41 @@ from ros_kvstream.evaluation.scoring import LETTERS, Choice, Expectation
 from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.recordings.video_frames import VideoSource
 
-VIDEO_ENDS = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v")
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v")
 SHOWN = 3
 """Number of missing files that a message names."""
-VideoFinder = Callable[[str], Path | None]
-"""Finds the file of a video by its path as the benchmark has it."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """One question of a benchmark, before its video is looked for."""
-
-    name: str
-    video: str
-    """Path of the video as the benchmark has it."""
-    prompt: str
-    expected: Expectation
-    task: str
-    at: float = math.inf
-    """Seconds of the video at which it is asked; infinite: at its end."""
-    kind: str = "before"
-    tags: tuple[tuple[str, str], ...] = ()
-    """What the scores are split by, besides the task."""
-
-    def question(self) -> EvaluationQuestion:
-        """The question of the evaluation."""
-        return EvaluationQuestion(self.name, self.at, self.prompt, self.expected, kind=self.kind, task=self.task,
-                                  whole_prompt=True, tags=self.tags)  # fmt: skip
 
 
 @dataclass
 class Reading:
     """A benchmark as far as it has been read."""
 
-    items: list[Item] = field(default_factory=list)
+    folder: Path
+    """Folder of its files."""
+    video_folders: list[Path] = field(default_factory=list)
+    """Folders below which its videos are looked for."""
+    suffixes: tuple[str, ...] = ("",)
+    """Possible suffixes of the videos that the names in the benchmark lack."""
+    questions: dict[str, list[EvaluationQuestion]] = field(default_factory=dict)
+    """By the path of the video as the benchmark has it."""
     unanswered: int = 0
     """Questions without a published answer, which are left out."""
     notes: list[str] = field(default_factory=list)
     """What is missing or left out."""
     episodes: list[Episode] = field(default_factory=list)
+
+    def add(
+        self, video: str, name: str, prompt: str, expected: Expectation, task: str, *,
+        at: float = math.inf, kind: str = "before", **tags: str,
+    ) -> None:  # fmt: skip
+        """Add a question.
+
+        :param at: seconds of the video at which it is asked; infinite: at its end.
+        :param tags: what the scores are split by, besides the task.
+        """
+        self.questions.setdefault(str(video), []).append(EvaluationQuestion(
+            str(name), at, prompt, expected, kind=kind, task=str(task), whole_prompt=True, tags=tuple(tags.items()),
+        ))  # fmt: skip
 
     def read_json(self, path: Path) -> Any:
         """Content of a file: JSON, or one JSON object per line (.jsonl); None and a note where it does not exist."""
@@ -76,18 +72,20 @@ class Reading:
         for index, entry in enumerate(self.read_json(path) or ()):
             yield f"{path.name}, {kind} {index}", entry
 
-    def find_videos(self, find: VideoFinder, rate_hz: float, limit: int) -> None:
-        """Make an episode of every video that is found."""
-        videos = list(dict.fromkeys(item.video for item in self.items))[: limit or None]
+    def find_videos(self, rate_hz: float, limit: int) -> None:
+        """Make an episode of every video that is found, by its path below any of the folders or by its name alone."""
+        videos = list(self.questions)[: limit or None]
         missing = []
         for video in videos:
-            path = find(video)
+            names = [video + suffix for suffix in self.suffixes]
+            paths = (folder / name for folder in self.video_folders for stem in names
+                     for name in (stem, Path(stem).name))  # fmt: skip
+            path = next((path for path in paths if path.is_file()), None)
             if path is None:
                 missing.append(video)
                 continue
             name = re.sub(r"^(\./)?(videos?/|src_videos/)?", "", video)
-            questions = tuple(item.question() for item in self.items if item.video == video)
-            self.episodes.append(Episode(VideoSource(path, name, rate_hz), questions))
+            self.episodes.append(Episode(VideoSource(path, name, rate_hz), tuple(self.questions[video])))
         if missing:
             named = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
             self.notes.append(f"{len(missing)} of {len(videos)} videos are not there: {named}")
@@ -108,12 +106,10 @@ class Score:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Benchmark:
+class Benchmark(NamedTuple):
     """Reader and scoring of a benchmark."""
 
-    read: Callable[[Path, Reading], VideoFinder]
-    """(folder, reading to fill) -> finder of its videos."""
+    read: Callable[[Reading], None]
     score: Callable[[Sequence[Line]], list[Score]]
 
 
@@ -151,20 +147,6 @@ def right_choice(answer: str | int, options: Sequence[str], rule: str, where: st
 def _bare(option: str) -> str:
     """Text of an option without the letter in front of it."""
     return re.sub(r"^\s*\(?[A-Z][.):]\s*", "", option)
-
-
-def video_finder(folders: Sequence[Path], *, by_stem: bool = False) -> VideoFinder:
-    """Return a finder of a video by its path below any of the folders, or else by its name alone.
-
-    :param by_stem: the benchmark names videos without a suffix.
-    """
-
-    def find(video: str) -> Path | None:
-        names = [video + end for end in VIDEO_ENDS] if by_stem else [video]
-        candidates = (folder / name for folder in folders for stem in names for name in (stem, Path(stem).name))
-        return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-    return find
 
 
 def accuracy(lines: Iterable[Line], name: str) -> list[Score]:

@@ -9,21 +9,17 @@ Reported: accuracy by task, the mean over the tasks of backward, real-time and f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.datasets.common import (
-    Item,
     Reading,
     Score,
-    VideoFinder,
     by_tag,
     lettered,
     mean_of,
     right_choice,
     take,
-    video_finder,
 )
 from ros_kvstream.evaluation.scoring import Expectation, Pattern
 from ros_kvstream.evaluation.summary import Line
@@ -56,8 +52,10 @@ ENOUGH = (
 )
 
 
-def read(folder: Path, reading: Reading) -> VideoFinder:
+def read(reading: Reading) -> None:
     """Read the annotation file."""
+    folder = reading.folder
+    reading.video_folders = [folder, folder / "data" / "src_videos", folder / "src_videos", folder / "videos"]
     places = [folder / sub / name for sub in (".", "data") for name in FILES]
     file = next((place for place in places if place.is_file()), places[0])
     for where, entry in reading.entries(file):
@@ -69,8 +67,7 @@ def read(folder: Path, reading: Reading) -> VideoFinder:
         moments = _moments(entry, str(task), where)
         for number, (at, prompt, expected) in enumerate(moments):
             name = f"{identifier}-{number}" if len(moments) > 1 else str(identifier)
-            reading.items.append(Item(name, str(video), prompt, expected, str(task), at, kind, (("mode", mode),)))
-    return video_finder([folder, folder / "data" / "src_videos", folder / "src_videos", folder / "videos"])
+            reading.add(video, name, prompt, expected, task, at=at, kind=kind, mode=mode)
 
 
 def _moments(entry: Mapping[str, Any], task: str, where: str) -> list[tuple[float, str, Expectation]]:

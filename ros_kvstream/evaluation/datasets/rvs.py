@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ros_kvstream.evaluation.datasets.common import (
-    Item,
+    VIDEO_SUFFIXES,
     Reading,
     Score,
-    VideoFinder,
     accuracy,
     by_tag,
     take,
-    video_finder,
 )
 from ros_kvstream.evaluation.scoring import Exact, words
 from ros_kvstream.evaluation.summary import Line
@@ -37,8 +34,9 @@ PUBLISHED = {
 """Files of questions, and of the clips with their start in the original video."""
 
 
-def read(folder: Path, reading: Reading) -> VideoFinder:
+def read(reading: Reading) -> None:
     """Read the first layout that is found."""
+    folder = reading.folder
     reading.notes.append("RVS is judged by another language model in the papers: see the module's description.")
     for name in BY_VIDEO:
         if (folder / name).is_file():
@@ -46,16 +44,19 @@ def read(folder: Path, reading: Reading) -> VideoFinder:
                 video, conversations = take(entry, ("video_path", "conversations"), where)
                 for number, question in enumerate(conversations):
                     _add(question, f"{index}-{number}", str(video), 0.0, f"{where}, question {number}", reading)
-            return video_finder([folder, folder / "ego" / "videos", folder / "movie" / "videos", folder / "videos"])
+            folders = ("", "ego/videos", "movie/videos", "videos")
+            reading.video_folders = [folder / name for name in folders]
+            return
     for name, clips in PUBLISHED.items():
         if (folder / name).is_file():
             starts = {clip["video_id"]: float(clip["start_time"]) for clip in reading.read_json(folder / clips) or ()}
             for index, (where, entry) in enumerate(reading.entries(folder / name)):
                 (video,) = take(entry, ("video_id",), where)
                 _add(entry, f"{entry.get('id', index)}", str(video), starts.get(video, 0.0), where, reading)
-            return video_finder([folder, folder / "videos", (folder / name).parent / "videos"], by_stem=True)
+            reading.video_folders = [folder, folder / "videos", (folder / name).parent / "videos"]
+            reading.suffixes = VIDEO_SUFFIXES
+            return
     reading.notes.append(f"none of {', '.join([*BY_VIDEO[:2], *list(PUBLISHED)[:2]])} is there.")
-    return video_finder([folder])
 
 
 def _add(entry: Mapping[str, Any], name: str, video: str, start: float, where: str, reading: Reading) -> None:
@@ -64,8 +65,7 @@ def _add(entry: Mapping[str, Any], name: str, video: str, start: float, where: s
         reading.notes.append(f"{where}: the answer holds no word: left out.")
         return
     task = str(entry.get("answer_type") or entry.get("task") or "")
-    item = Item(name, video, str(text), Exact(str(answer)), task, max(0.0, float(end) - start))
-    reading.items.append(item)
+    reading.add(video, name, str(text), Exact(str(answer)), task, at=max(0.0, float(end) - start))
 
 
 def overlap(prediction: str, answer: str) -> float:

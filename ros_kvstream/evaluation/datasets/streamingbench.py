@@ -10,20 +10,16 @@ over all of its questions. Proactive output, where the model itself chooses the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.datasets.common import (
-    Item,
     Reading,
     Score,
-    VideoFinder,
     accuracy,
     by_tag,
     lettered,
     right_choice,
     take,
-    video_finder,
 )
 from ros_kvstream.evaluation.summary import Line
 
@@ -46,12 +42,13 @@ CONTEXT = (
 FIELDS = ("task_type", "question", "time_stamp", "options", "answer")
 
 
-def read(folder: Path, reading: Reading) -> VideoFinder:
+def read(reading: Reading) -> None:
     """Read the files that exist."""
-    roots = [folder, folder / "StreamingBench", folder / "src" / "data", folder / "data"]
+    roots = [reading.folder / name for name in ("", "StreamingBench", "src/data", "data")]
+    reading.video_folders = [*roots, reading.folder / "videos"]
     for group in GROUPS:
         name = f"questions_{group}.json"
-        file = next((root / name for root in roots if (root / name).is_file()), folder / name)
+        file = next((root / name for root in roots if (root / name).is_file()), roots[0] / name)
         for index, (where, part) in enumerate(reading.entries(file, "part")):
             video, questions = take(part, ("video_path", "questions"), where)
             context: list[str] = []
@@ -61,17 +58,15 @@ def read(folder: Path, reading: Reading) -> VideoFinder:
                 listed, ability = lettered(options), str(entry.get("required_ability", ""))
                 prompt = "\n".join([*_instructions(group, context), f"Question: {text}", "Options:", *listed,
                                     "The best option is:"])  # fmt: skip
-                reading.items.append(Item(
-                    f"{group}-{index}-{number}", str(video).removeprefix("./"), prompt,
-                    right_choice(str(answer), options, "letter", here), str(task), seconds(str(stamp), here),
-                    "before" if ability == "episodic memory" else "now",
-                    (("group", GROUPS[group]), ("ability", ability)),
-                ))  # fmt: skip
+                reading.add(
+                    str(video).removeprefix("./"), f"{group}-{index}-{number}", prompt,
+                    right_choice(str(answer), options, "letter", here), task, at=seconds(str(stamp), here),
+                    kind="before" if ability == "episodic memory" else "now", group=GROUPS[group], ability=ability,
+                )  # fmt: skip
                 context.append(f"At timestamp {stamp}, the following question and answer occurred: Question: {text}; "
                                f"Options: {', '.join(listed)}; Answer: {answer};")  # fmt: skip
     if any((root / "questions_proactive.json").is_file() for root in roots):
         reading.notes.append("questions_proactive.json: the model would choose the moment itself; left out.")
-    return video_finder([*roots, folder / "videos"])
 
 
 def _instructions(group: str, context: Sequence[str]) -> list[str]:

@@ -10,17 +10,15 @@ from typing import Any
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.datasets.common import (
-    Item,
+    VIDEO_SUFFIXES,
     Reading,
     Score,
-    VideoFinder,
     accuracy,
     by_tag,
     lettered,
     mean_of,
     right_choice,
     take,
-    video_finder,
 )
 from ros_kvstream.evaluation.summary import Line
 
@@ -37,23 +35,23 @@ MLVU_INSTRUCTION = (
 )
 
 
-def read_mlvu(folder: Path, reading: Reading) -> VideoFinder:
+def read_mlvu(reading: Reading) -> None:
     """Read MLVU, development set (arXiv 2406.04264): json/N_TASK.json, video/N_TASK/*.mp4.
 
     Entries: video, duration, question, candidates, answer, question_type. The two generation tasks are judged by
     another model and are left out.
     """
-    root = folder / "MLVU" if (folder / "MLVU" / "json").is_dir() else folder
+    root = reading.folder / "MLVU" if (reading.folder / "MLVU" / "json").is_dir() else reading.folder
+    reading.video_folders = [root]
     for stem, task in MLVU_TASKS.items():
         for index, (where, entry) in enumerate(reading.entries(root / "json" / f"{stem}.json")):
             video, question, options, answer = take(entry, ("video", "question", "candidates", "answer"), where)
             prompt = [MLVU_INSTRUCTION, f"Question: {question}", "Options:", *lettered(options, "({}) {}"),
                       "Only give the best option.", "Best option: ("]  # fmt: skip
             expected = right_choice(answer, options, "before_bracket", where)
-            reading.items.append(Item(f"{task}-{index}", f"video/{stem}/{video}", "\n".join(prompt), expected, task))
+            reading.add(f"video/{stem}/{video}", f"{task}-{index}", "\n".join(prompt), expected, task)
     if any((root / "json" / f"{stem}.json").is_file() for stem in ("8_sub_scene", "9_summary")):
         reading.notes.append("sub_scene and summary are judged by another model: left out.")
-    return video_finder([root])
 
 
 def score_mlvu(lines: Sequence[Line]) -> list[Score]:
@@ -68,22 +66,25 @@ VIDEO_MME_INSTRUCTION = (
 )
 
 
-def read_video_mme(folder: Path, reading: Reading) -> VideoFinder:
+def read_video_mme(reading: Reading) -> None:
     """Read Video-MME (arXiv 2405.21075), without subtitles: its JSON by video, or the rows of its table; data/*.mp4.
 
     By video: video_id, duration (short | medium | long), domain, sub_category, questions (question_id, task_type,
     question, options, answer). As rows (.json, .jsonl, or .parquet where pyarrow is installed) the same fields in one
     object, with videoID.
     """
+    reading.suffixes = VIDEO_SUFFIXES
+    reading.video_folders = [reading.folder / name for name in ("data", "videos", "video", "videomme/data", ".")]
     patterns = ("*.json", "*.jsonl", "videomme/*.json", "videomme/*.parquet", "*.parquet")
-    files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
+    files = [file for pattern in patterns for file in sorted(reading.folder.glob(pattern))]
     if not files:
         reading.notes.append("no .json, .jsonl or .parquet file with the questions is there.")
-        return video_finder([folder])
+        return
     content = _rows_of_parquet(files[0]) if files[0].suffix == ".parquet" else reading.read_json(files[0])
     for index, entry in enumerate(content or ()):
         where = f"{files[0].name}, entry {index}"
-        video, *tags = take(entry, ("video_id", "duration", "domain", "sub_category"), where)
+        video, *values = take(entry, ("video_id", "duration", "domain", "sub_category"), where)
+        tags = dict(zip(("duration", "domain", "sub_category"), values, strict=True))
         youtube = re.search(r"(?:v=|youtu\.be/)([\w-]{11})", str(entry.get("url", "")))
         video = str(entry.get("videoID") or (youtube[1] if youtube else video))
         for question in entry.get("questions", [entry]):
@@ -91,10 +92,7 @@ def read_video_mme(folder: Path, reading: Reading) -> VideoFinder:
             name, task, text, options, answer = take(question, keys, where)
             prompt = "\n".join([VIDEO_MME_INSTRUCTION, text, *lettered(list(options)), "The best answer is:"])
             expected = right_choice(answer, list(options), "first_capital", where)
-            split = tuple(zip(("duration", "domain", "sub_category"), tags, strict=True))
-            reading.items.append(Item(name, video, prompt, expected, task, tags=split))
-    roots = [folder / name for name in ("data", "videos", "video", "videomme/data", ".")]
-    return video_finder(roots, by_stem=True)
+            reading.add(video, name, prompt, expected, task, **tags)
 
 
 def _rows_of_parquet(path: Path) -> list[Mapping[str, Any]]:
@@ -116,13 +114,14 @@ def score_video_mme(lines: Sequence[Line]) -> list[Score]:
 LONGVIDEOBENCH_GROUPS = {"15": "8-15 s", "60": "15-60 s", "600": "180-600 s", "3600": "900-3600 s"}
 
 
-def read_longvideobench(folder: Path, reading: Reading) -> VideoFinder:
+def read_longvideobench(reading: Reading) -> None:
     """Read LongVideoBench, validation split (arXiv 2407.15754), without subtitles: lvb_val.json, videos/*.mp4.
 
     Entries: id, video_id, video_path, question, candidates, correct_choice (an index), duration, duration_group (15,
     60, 600, 3600), question_category, topic_category, level.
     """
-    for where, entry in reading.entries(folder / "lvb_val.json"):
+    reading.video_folders = [reading.folder / "videos", reading.folder]
+    for where, entry in reading.entries(reading.folder / "lvb_val.json"):
         name, video, question, options = take(entry, ("id", "video_path", "question", "candidates"), where)
         if "correct_choice" not in entry:
             reading.unanswered += 1
@@ -130,9 +129,8 @@ def read_longvideobench(folder: Path, reading: Reading) -> VideoFinder:
         group, level, task = (str(entry.get(key, "")) for key in ("duration_group", "level", "question_category"))
         prompt = "\n".join([f"Question: {question}", *lettered(options), LETTER_ONLY])
         expected = right_choice(int(entry["correct_choice"]), options, "letter", where)
-        tags = (("duration_group", LONGVIDEOBENCH_GROUPS.get(group, group)), ("level", level))
-        reading.items.append(Item(str(name), str(video), prompt, expected, task, tags=tags))
-    return video_finder([folder / "videos", folder])
+        group = LONGVIDEOBENCH_GROUPS.get(group, group)
+        reading.add(video, name, prompt, expected, task, duration_group=group, level=level)
 
 
 def score_longvideobench(lines: Sequence[Line]) -> list[Score]:
@@ -141,12 +139,14 @@ def score_longvideobench(lines: Sequence[Line]) -> list[Score]:
     return [*accuracy(lines, "Overall"), *groups, *by_tag(lines, "level"), *by_tag(lines, "task")]
 
 
-def read_egoschema(folder: Path, reading: Reading) -> VideoFinder:
+def read_egoschema(reading: Reading) -> None:
     """Read EgoSchema (arXiv 2308.09126): questions.json, subset_answers.json, videos/Q_UID.mp4.
 
     Entries of the first: q_uid, question, "option 0" to "option 4"; the second is q_uid -> index for the 500 questions
     whose answers are published.
     """
+    folder, reading.suffixes = reading.folder, VIDEO_SUFFIXES
+    reading.video_folders = [folder / "videos", folder / "good_clips_git", folder]
     answers = reading.read_json(folder / "subset_answers.json") or {}
     for where, entry in reading.entries(folder / "questions.json"):
         uid, question, *options = take(entry, ("q_uid", "question", *(f"option {i}" for i in range(5))), where)
@@ -155,8 +155,7 @@ def read_egoschema(folder: Path, reading: Reading) -> VideoFinder:
             continue
         prompt = "\n".join([question, *lettered(options), LETTER_ONLY])
         expected = right_choice(int(answers[uid]), options, "letter", where)
-        reading.items.append(Item(uid, uid, prompt, expected, "subset"))
-    return video_finder([folder / "videos", folder / "good_clips_git", folder], by_stem=True)
+        reading.add(uid, uid, prompt, expected, "subset")
 
 
 def score_egoschema(lines: Sequence[Line]) -> list[Score]:
