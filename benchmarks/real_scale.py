@@ -187,13 +187,13 @@ def ladder_budget(
 ) -> float:
     """MiB of the smallest memory on the precision ladder with at least so many frame slots, found by halving."""
     from ros_kvstream.errors import BudgetError
-    from ros_kvstream.memory.quantized.plan import plan_quantized
+    from ros_kvstream.memory.budget import plan_budget
 
     low, high = 0, int(2 * budget_for(model, frame_slots, room) * (1 << 20))
     while high - low > 1 << 12:
         middle = (low + high) // 2
         try:
-            plan = plan_quantized(
+            plan = plan_budget(
                 model.shape, middle, ladder, pinned=len(model.prefix_ids), reserve=room,
                 frame_tokens=frame_tokens * BLOCK_FRAMES,
             )  # fmt: skip

@@ -170,15 +170,14 @@ def _budgeted(settings: StreamSettings, budget_mib: float) -> StreamSettings:
 
 def budget_for_slots(model: VideoLanguageModel, slots: int, ladder: QuantizedSettings | None = None) -> float:
     """MiB with which a memory for these questions has this many frame slots, plain or on the ladder."""
-    from ros_kvstream.memory.budget import MIB, smallest_budget
-    from ros_kvstream.memory.quantized.plan import plan_quantized
+    from ros_kvstream.memory.budget import MIB, plan_budget, smallest_budget
 
     reserve = len(model.suffix_ids("")) + 32 + 8
     if ladder is None:
         return smallest_budget(model.shape, len(model.prefix_ids), reserve, slots) / MIB
     room = {"pinned": len(model.prefix_ids), "reserve": reserve, "frame_tokens": 4}
     budget = 1024
-    while not _holds(budget, slots, lambda size: plan_quantized(model.shape, size, ladder, **room)):
+    while not _holds(budget, slots, lambda size: plan_budget(model.shape, size, ladder, **room)):
         budget += 1024
     return budget / MIB
 
@@ -200,7 +199,6 @@ def ladder_accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str
         "accuracy_plain": accuracy(model, plan, same_bytes, PLAIN),
         "accuracy_ladder": by_order["policy"],
         "accuracy_ladder_recent": by_order["recent"],
-        "accuracy_ladder_saliency": by_order["saliency"],
         "accuracy_ladder_same_slots": accuracy(model, plan, same_slots, ladders["policy"]),
         "accuracy_gate": accuracy(model, plan, same_bytes, GATE),
         "accuracy_gate_and_saliency": accuracy(model, plan, same_bytes, NOVEL),
@@ -213,11 +211,10 @@ def slots_ratio(layers: int = 36, kv_heads: int = 2, head_dim: int = 128) -> dic
     import torch
 
     from ros_kvstream.memory.budget import CacheShape, plan_budget
-    from ros_kvstream.memory.quantized.plan import plan_quantized
 
     shape = CacheShape(layers, kv_heads, head_dim, torch.bfloat16)
     room = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
-    plain, ladder = plan_budget(shape, GIB, **room), plan_quantized(shape, GIB, QuantizedSettings(mode="on"), **room)
+    plain, ladder = plan_budget(shape, GIB, **room), plan_budget(shape, GIB, QuantizedSettings(mode="on"), **room)
     return {
         "slots_ratio": ladder.frame_slots / plain.frame_slots,
         "slots": {"plain": plain.frame_slots, "full": ladder.full_frame_slots, "int8": ladder.int8_slots,

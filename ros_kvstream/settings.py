@@ -13,7 +13,7 @@ from ros_kvstream.errors import SettingsError
 POLICIES = ("infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent", "full")
 """Names of the selection policies (parameter ``memory.policy``)."""
 
-QUANTIZED_ORDERS = ("policy", "recent", "saliency")
+QUANTIZED_ORDERS = ("policy", "recent")
 """What gets the most bits (parameter ``quantized.order``)."""
 
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
@@ -239,7 +239,7 @@ class SaliencySettings:
 
 @dataclass(frozen=True)
 class QuantizedSettings:
-    """The precision ladder: most frame slots in 8 or 4 bits, the best ones and the newest in the model's own type."""
+    """The mixed-precision arena: most frame slots in 8 or 4 bits, the best ones and the newest in native dtype."""
 
     mode: str = "off"
     """off (every slot in the model's own type) | on."""
@@ -250,8 +250,7 @@ class QuantizedSettings:
     group: int = 64
     """Channels that share a scale, at most; fewer where that does not divide the head's."""
     order: str = "policy"
-    """Which slots get the most bits: policy (those that the policy would keep longest) | recent (the newest) |
-    saliency (those of the most salient patches, vision/saliency.py; equal ones: the newer)."""
+    """Which slots get the most bits: policy (those that the policy would keep longest) | recent (the newest)."""
 
     def __post_init__(self) -> None:
         require(self.mode in ("off", "on"), "quantized.mode", self.mode, "off or on")

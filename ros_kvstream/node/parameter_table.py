@@ -143,8 +143,7 @@ LADDER = (
     _setting("quantized.group", 64, "Channels that share a scale, at most; fewer are more exact and take more bytes.", 2,
              1024),
     _setting("quantized.order", "policy", "Which slots get the most bits: policy (those that the policy would keep "
-             "longest), recent (the newest) or saliency (those of patches with edges and colour).",
-             choices=("policy", "recent", "saliency")),
+             "longest) or recent (the newest).", choices=("policy", "recent")),
 )
 
 ARCHIVE = (
