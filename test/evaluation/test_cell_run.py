@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run: frames on their stamps, questions at their times, everything recorded, refusals told."""
 
 from __future__ import annotations

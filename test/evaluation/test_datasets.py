@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmarks: small files of the exact published layouts, with videos written here, read, asked and scored."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executors: one process, or many workers on Ray; the results are the same."""
 
 from __future__ import annotations

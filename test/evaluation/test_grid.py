@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid: every combination once, settings that reach the stream, keys that change with whatever decides results."""
 
 from __future__ import annotations

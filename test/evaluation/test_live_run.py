@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run over DDS gives the answers of a run in code when nothing is dropped."""
 
 from __future__ import annotations

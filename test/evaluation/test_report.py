@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report: self-contained, escaped, in the page's own colours, with pictures of the evidence."""
 
 from __future__ import annotations
