@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
+from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.settings import (
     GateSettings,
     MemorySettings,
@@ -124,20 +126,9 @@ def patrol_stream(frames: int, seeds: Sequence[int], size: int = 56) -> Iterator
 
 
 def bag_stream(path: Path, most: int = 0) -> Iterator[tuple[Picture, float]]:
-    """Frames of a recording's only image topic, the first ``most`` (0: all)."""
-    from rosbags.image import message_to_cvimage
-    from rosbags.typesys import Stores, get_typestore
-
-    from ros_kvstream.recordings.bags import find_image_topic, read_messages
-
-    topic, types = find_image_topic(path), get_typestore(Stores.ROS2_JAZZY)
-    for index, (_, data) in enumerate(read_messages(path, topic)):
-        if most and index >= most:
-            return
-        message = types.deserialize_cdr(data, topic.type)
-        stamp = message.header.stamp  # type: ignore[attr-defined]
-        picture = np.ascontiguousarray(message_to_cvimage(message, "rgb8"))  # type: ignore[arg-type]
-        yield picture, stamp.sec + stamp.nanosec * 1e-9
+    """Frames of a recording and their stamps, the first ``most`` (0: all)."""
+    for frame in islice(BagSource(path).frames(), most or None):
+        yield frame.picture, frame.stamp
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
@@ -321,8 +312,16 @@ def _flow_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print the figures as tables."""
-    table = Table("stream", "frames gated", "patches pruned", "time / plain", "gate alone", "gate ms",
-                  "two frames a grid", title="ingest")
+    table = Table(
+        "stream",
+        "frames gated",
+        "patches pruned",
+        "time / plain",
+        "gate alone",
+        "gate ms",
+        "two frames a grid",
+        title="ingest",
+    )
     for name in ("patrol", "yard", "donkey_track"):
         row = report[name]
         table.add_row(name, f"{row['gated']:.1%}", f"{row['pruned']:.1%}", f"{row['ingest_time_ratio']:.2f}",
