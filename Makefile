@@ -65,7 +65,7 @@ train: $(PACKAGE_STAMP) ## train the tiny model again, into build/training; an i
 	$(BIN)/python -m training.train --run build/training --export build/training/model $(TRAIN_ARGS)
 
 findings: $(PACKAGE_STAMP) ## measure every policy, budget and archive, and print docs/findings.md from it
-	$(BIN)/python -m ros_kvstream.evaluation.findings $(FINDINGS_ARGS)
+	$(BIN)/python -m benchmarks.findings $(FINDINGS_ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build install log dist *.egg-info ros_kvstream/action ros_kvstream/msg ros_kvstream/srv ros_kvstream/*.so

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from ros_kvstream.evaluation.patrol import PatrolWorld
-from ros_kvstream.evaluation.patrol_mix import mixed_stream, trained_seconds
-from ros_kvstream.evaluation.patrol_scene import PLACES
-from ros_kvstream.memory.selection.base import LayerSlots
-from ros_kvstream.memory.selection.recent_share import recent_slots
-from ros_kvstream.memory.selection.redundancy import STEPS, change_from_previous, novelty
+from ros_kvstream.memory.policies.base import LayerSlots
+from ros_kvstream.memory.policies.recent_share import recent_slots
+from ros_kvstream.memory.policies.redundancy import STEPS, change_from_previous, novelty
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
+from ros_kvstream.patrol.mix import mixed_stream, trained_seconds
+from ros_kvstream.patrol.patrol import PatrolWorld
+from ros_kvstream.patrol.scene import PLACES
 from ros_kvstream.settings import GateSettings, MemorySettings, ModelSettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 SCORES = {
     "value norm": "L2 norm of the value (VaN keeps the highest)",
@@ -52,11 +52,11 @@ def scores_of(view: LayerSlots) -> dict[str, torch.Tensor]:
 
 def object_slots(view: LayerSlots, world: PatrolWorld, start: int) -> torch.Tensor:
     """Which slots hold the quadrant that an object is in: bool [kv_heads, slots]."""
-    places = torch.full((len(world),), -1)
+    coordinates = torch.full((len(world),), -1)
     for sighting in world.sightings:
-        places[sighting.first : sighting.last + 1] = PLACES.index(sighting.place)
+        coordinates[sighting.first : sighting.last + 1] = PLACES.index(sighting.place)
     here = (view.positions[..., 1] - start) * 2 + (view.positions[..., 2] - start)
-    return places[view.frames.long()] == here
+    return coordinates[view.frames.long()] == here
 
 
 def collect(model: VideoLanguageModel, worlds: list[PatrolWorld]) -> Samples:

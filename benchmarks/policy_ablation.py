@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ros_kvstream.evaluation.policy_trials import HELD_OUT, Score, Trial, run_trial, streams
-from ros_kvstream.memory.selection import LayerSlots, SelectionPolicy
-from ros_kvstream.memory.selection.ranking import recency
+from benchmarks.policy_trials import HELD_OUT, Score, Trial, run_trial, streams
+from ros_kvstream.memory.policies import LayerSlots, SelectionPolicy
+from ros_kvstream.memory.policies.ranking import recency
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import ModelSettings
 
@@ -72,7 +72,7 @@ def variants(alpha: float, recent_share: float) -> dict[str, dict[str, Any]]:
     """Rows of the table: trial settings by name."""
     ours = {"alpha": alpha, "recent_share": recent_share}
     # The published share of recent frames: with less, no frame at all is recent in a small cache.
-    published = {"compatibility": "reference", "alpha": alpha, "recent_share": 0.25}
+    published = {"compatibility": "paper", "alpha": alpha, "recent_share": 0.25}
     return {
         "published selection": {"options": published, "keep_ratio": 0.75},
         "rotated keys, patches by index": {"options": ours, "replacement": lambda p: Seen(p, rotated, reshaped)},

@@ -15,7 +15,7 @@ import sys
 
 import torch
 
-from ros_kvstream.evaluation.policy_trials import TUNING, Score, Trial, run_trial, streams
+from benchmarks.policy_trials import TUNING, Score, Trial, run_trial, streams
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import ModelSettings
 

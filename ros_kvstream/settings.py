@@ -2,25 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
 
-from ros_kvstream.memory.archive_settings import ArchiveSettings as ArchiveSettings
-from ros_kvstream.retrieval.settings import RetrievalSettings as RetrievalSettings
-from ros_kvstream.validation import require as require
-from ros_kvstream.validation import require_finite as require_finite
+from ros_kvstream.errors import SettingsError
 
 POLICIES = ("infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent", "full")
 """Names of the selection policies (parameter ``memory.policy``)."""
 
-LADDER_ORDERS = ("policy", "recent", "saliency")
-"""What gets the most bits (parameter ``ladder.order``)."""
+QUANTIZED_ORDERS = ("policy", "recent", "saliency")
+"""What gets the most bits (parameter ``quantized.order``)."""
 
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
 """Choices of the parameter ``attention``."""
 
 QUANTIZATIONS = ("none", "bitsandbytes-int8", "bitsandbytes-nf4", "torchao-int8", "torchao-int4")
 """Choices of the parameter ``quantization``."""
+
+
+class Change(Enum):
+    """When a setting may change in a running node."""
+
+    START = "only when the node is started"
+    CONFIGURE = "while the node is unconfigured; it takes effect at the next configure"
+    RUNNING = "at any time, also while the node is active"
+
+
+@dataclass(frozen=True)
+class FieldRules:
+    """What a setting's field says beside its type and default; the node's parameters and docs/parameters.md use it."""
+
+    description: str
+    """What it does, its unit, the reason for the default, and what follows from changing it."""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    change: Change = Change.CONFIGURE
+
+
+def setting(
+    default: Any, description: str, low: float | None = None, high: float | None = None, *,
+    choices: tuple[str, ...] = (), change: Change = Change.CONFIGURE,
+) -> Any:  # fmt: skip
+    """Declare one setting as a dataclass field: default, description, inclusive range or choices, and change."""
+    return field(default=default, metadata={"rules": FieldRules(description, low, high, choices, change)})
+
+
+def rules_of(settings: Any) -> dict[str, FieldRules]:
+    """Rules by field name of a settings dataclass or instance; fields without rules are left out."""
+    return {item.name: item.metadata["rules"] for item in fields(settings) if "rules" in item.metadata}
+
+
+def check_fields(settings: Any, group: str) -> None:
+    """Raise SettingsError for the first field outside its range or choices; call it from ``__post_init__``.
+
+    :param group: prefix of the settings' names in messages, such as "memory"; "" for none.
+    """
+    for name, rules in rules_of(settings).items():
+        full, value = f"{group}.{name}" if group else name, getattr(settings, name)
+        if rules.choices:
+            require(value in rules.choices, full, value, "one of " + ", ".join(rules.choices))
+        if rules.low is not None and rules.high is not None:
+            require_finite(full, value, rules.low, rules.high)
+
+
+def require(condition: bool, name: str, value: object, limit: str, remedy: str = "") -> None:
+    """Raise SettingsError that names the value, the limit and the remedy unless the condition holds."""
+    if not condition:
+        raise SettingsError(f"{name} = {value!r}: must be {limit}." + (f" {remedy}" if remedy else ""))
+
+
+def require_finite(name: str, value: float, low: float, high: float) -> None:
+    """Raise SettingsError unless low <= value <= high and the value is a finite number."""
+    finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    require(finite and low <= value <= high, name, value, f"a finite number from {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
@@ -180,7 +238,7 @@ class SaliencySettings:
 
 
 @dataclass(frozen=True)
-class LadderSettings:
+class QuantizedSettings:
     """The precision ladder: most frame slots in 8 or 4 bits, the best ones and the newest in the model's own type."""
 
     mode: str = "off"
@@ -196,14 +254,144 @@ class LadderSettings:
     saliency (those of the most salient patches, vision/saliency.py; equal ones: the newer)."""
 
     def __post_init__(self) -> None:
-        require(self.mode in ("off", "on"), "ladder.mode", self.mode, "off or on")
-        require_finite("ladder.int8", self.int8, 0.0, 0.95)
-        require_finite("ladder.int4", self.int4, 0.0, 0.95)
+        require(self.mode in ("off", "on"), "quantized.mode", self.mode, "off or on")
+        require_finite("quantized.int8", self.int8, 0.0, 0.95)
+        require_finite("quantized.int4", self.int4, 0.0, 0.95)
         packed = round(self.int8 + self.int4, 9)
-        require(packed <= 0.95, "ladder.int8 + ladder.int4", packed, "at most 0.95")
-        require(packed > 0, "ladder.int8 + ladder.int4", packed, "above 0")
-        require_finite("ladder.group", self.group, 2, 1024)
-        require(self.order in LADDER_ORDERS, "ladder.order", self.order, "one of " + ", ".join(LADDER_ORDERS))
+        require(packed <= 0.95, "quantized.int8 + quantized.int4", packed, "at most 0.95")
+        require(packed > 0, "quantized.int8 + quantized.int4", packed, "above 0")
+        require_finite("quantized.group", self.group, 2, 1024)
+        require(self.order in QUANTIZED_ORDERS, "quantized.order", self.order, "one of " + ", ".join(QUANTIZED_ORDERS))
+
+
+PRECISIONS = ("fp16", "int8", "int4")
+"""How archived keys and values are stored."""
+
+
+@dataclass(frozen=True)
+class ArchiveSettings:
+    """The second tier beside the arena; off while ``budget_mib`` is 0."""
+
+    budget_mib: float = 0.0
+    """Hard cap in MiB of everything the archive owns, in memory and on disk together; 0 switches it off."""
+    path: str = "memory"
+    """"memory", or a folder that holds one preallocated file and survives a restart."""
+    precision: str = "fp16"
+    """fp16 | int8 | int4: how keys and values are stored; look-up keys are always float16."""
+    keep_ratio: float = 0.5
+    """Share of the stream's patches that is archived, the least similar to the frames before; 1 keeps all."""
+    frame_patches: int = 0
+    """Visual tokens of the largest frame that is archived; 0 takes the first frame's."""
+    guard: int = 1
+    """Patches around a telling patch that are kept with it, in rows and columns of the patch grid."""
+    compare_frames: int = 4
+    """How many frames before are compared: a patch that any of them already held is redundant."""
+    index_keys: int = 4
+    """Patch keys a frame that the experts search, the most telling first."""
+    mean_key: bool = True
+    """Whether the mean key of all patches is kept for look-up too (needed for ``patch_pooling: mean``)."""
+    thumbnail_bytes: int = 0
+    """Room for a frame's JPEG thumbnail, bytes; 0 keeps none."""
+    age_weight: float = 0.5
+    """When full: the gap that forgetting may leave grows with age to this power; 0 covers all times alike."""
+    novelty_weight: float = 1.0
+    """When full: how strongly frames that differ from those before are protected; 0 looks at time only."""
+    queue_frames: int = 8
+    """Frames that may wait for the disk; ingest never waits, a frame that finds the queue full is not archived."""
+
+    def __post_init__(self) -> None:
+        require_finite("archive.budget_mib", self.budget_mib, 0.0, 1 << 24)
+        require(bool(self.path.strip()), "archive.path", self.path, "'memory' or a folder")
+        require(self.precision in PRECISIONS, "archive.precision", self.precision, "one of " + ", ".join(PRECISIONS))
+        require_finite("archive.keep_ratio", self.keep_ratio, 0.01, 1.0)
+        require_finite("archive.frame_patches", self.frame_patches, 0, 1 << 15)
+        require_finite("archive.guard", self.guard, 0, 8)
+        require_finite("archive.compare_frames", self.compare_frames, 1, 64)
+        require_finite("archive.index_keys", self.index_keys, 1, 1024)
+        require_finite("archive.thumbnail_bytes", self.thumbnail_bytes, 0, 1 << 20)
+        require_finite("archive.age_weight", self.age_weight, 0.0, 4.0)
+        require_finite("archive.novelty_weight", self.novelty_weight, 0.0, 8.0)
+        require_finite("archive.queue_frames", self.queue_frames, 1, 4096)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is an archive at all."""
+        return self.budget_mib > 0
+
+
+POSITIONS = ("consecutive", "original")
+"""Positions of the answer's context: renumbered without gaps, or as the frames were seen."""
+
+
+@dataclass(frozen=True)
+class RetrievalSettings:
+    """How archived frames are ranked and brought back; needs an archive."""
+
+    top_k: int = 8
+    """Frames brought back for a question, at most; 0 switches retrieval off."""
+    newest_frames: int = 4
+    """Newest frames that are always in the context, so that questions about now are not hurt."""
+    layers: tuple[int, ...] = ()
+    """Model layers whose keys the internal expert searches; empty takes the model's own default."""
+    query: str = "last"
+    """last | mean: the question's last token, or the mean of its tokens."""
+    patch_pooling: str = "max"
+    """max | mean over a frame's patches; a mean buries small objects."""
+    head_pooling: str = "mean"
+    """mean | max over the attention heads."""
+    internal_weight: float = 1.0
+    """Weight of the internal expert in the fusion; 0 switches it off."""
+    external_weight: float = 1.0
+    """Weight of the external expert in the fusion; 0 switches it off."""
+    external: str = ""
+    """"" = none, "tiny" (in this package), "imagenet" (optional downloads), or a CLIP / SigLIP id or folder."""
+    rrf_k: float = 60.0
+    """k of reciprocal rank fusion: score = sum of weight / (k + rank)."""
+    rank_depth: int = 1000
+    """Ranks deeper than this count as not found; a bound on the work, not on the archive."""
+    moment_gap_seconds: float = 1.0
+    """Ranked frames closer than this in time, of one camera, are one moment."""
+    moment_frames: int = 2
+    """Frames of one moment brought back, at most."""
+    temporal_diversity: str = "auto"
+    """auto | always | never: for questions of order, take moments spread over time, one per distinct object."""
+    context: str = "auto"
+    """newest | arena | auto: what is seen beside the retrieved frames, the newest frames or all that the arena holds;
+    auto takes the newest once the stream spans a good part of the trained positions and the archive holds several times
+    as many frames as fit into the arena."""
+    positions: str = "consecutive"
+    """consecutive | original: retrieved frames right before what is seen beside them, or where they were seen."""
+    capacity_tokens: int = 0
+    """Slots planned for retrieved frames; 0 takes top_k times the first frame's tokens."""
+    pending_pictures: int = 32
+    """Pictures that may wait for an idle moment to be embedded by the external expert."""
+
+    def __post_init__(self) -> None:
+        require_finite("retrieval.top_k", self.top_k, 0, 4096)
+        require_finite("retrieval.newest_frames", self.newest_frames, 0, 4096)
+        require(
+            all(isinstance(layer, int) and layer >= 0 for layer in self.layers)
+            and len(set(self.layers)) == len(self.layers),
+            "retrieval.layers", self.layers, "distinct layer numbers from 0",
+        )
+        for name, choices in (
+            ("query", ("last", "mean")),
+            ("patch_pooling", ("max", "mean")),
+            ("head_pooling", ("mean", "max")),
+            ("temporal_diversity", ("auto", "always", "never")),
+            ("positions", POSITIONS),
+            ("context", ("auto", "newest", "arena")),
+        ):
+            value = getattr(self, name)
+            require(value in choices, f"retrieval.{name}", value, "one of " + ", ".join(choices))
+        require_finite("retrieval.capacity_tokens", self.capacity_tokens, 0, 1 << 24)
+        require_finite("retrieval.pending_pictures", self.pending_pictures, 0, 4096)
+        require_finite("retrieval.internal_weight", self.internal_weight, 0.0, 1000.0)
+        require_finite("retrieval.external_weight", self.external_weight, 0.0, 1000.0)
+        require_finite("retrieval.rrf_k", self.rrf_k, 0.0, 1e6)
+        require_finite("retrieval.rank_depth", self.rank_depth, 1, 1 << 30)
+        require_finite("retrieval.moment_gap_seconds", self.moment_gap_seconds, 0.0, 1e9)
+        require_finite("retrieval.moment_frames", self.moment_frames, 1, 4096)
 
 
 @dataclass(frozen=True)
@@ -214,7 +402,7 @@ class StreamSettings:
     memory: MemorySettings = field(default_factory=MemorySettings)
     gate: GateSettings = field(default_factory=GateSettings)
     saliency: SaliencySettings = field(default_factory=SaliencySettings)
-    ladder: LadderSettings = field(default_factory=LadderSettings)
+    quantized: QuantizedSettings = field(default_factory=QuantizedSettings)
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
     seed: int = 0

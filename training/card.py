@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ros_kvstream.evaluation import model_benchmark
+from benchmarks import model as model_benchmark
 
 CARD = """---
 license: apache-2.0

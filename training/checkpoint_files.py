@@ -15,8 +15,8 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from ros_kvstream.evaluation.patrol_scene import NATIVE_SIZE
-from ros_kvstream.evaluation.questions import vocabulary
+from ros_kvstream.patrol.questions import vocabulary
+from ros_kvstream.patrol.scene import NATIVE_SIZE
 
 SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",

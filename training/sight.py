@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from ros_kvstream.evaluation.patrol import PatrolSettings, PatrolWorld
-from ros_kvstream.evaluation.patrol_scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES
+from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
+from ros_kvstream.patrol.scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES
 from training.forward import normalise, see
 
 _COLOURS = list(COLOURS)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from ros_kvstream.evaluation.questions import KINDS, Question
+from ros_kvstream.patrol.questions import KINDS, Question
 from training.batch import ChatLayout, training_batch
 from training.checkpoint_files import make_config, make_tokenizer, save
 from training.forward import loss_and_right

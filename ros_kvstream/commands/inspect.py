@@ -1,7 +1,7 @@
 """What a byte budget holds for a model: slots, frames, seconds, bytes per part. Reads no weights.
 
 Example: kvstream inspect Qwen/Qwen2.5-VL-3B-Instruct --budget-mib 512 --frame 640x480 --dtype bfloat16
-         kvstream inspect Qwen/Qwen2.5-VL-3B-Instruct --budget-mib 1024 --dtype bfloat16 --ladder
+         kvstream inspect Qwen/Qwen2.5-VL-3B-Instruct --budget-mib 1024 --dtype bfloat16 --quantized
          kvstream inspect Qwen/Qwen2.5-VL-3B-Instruct --saliency kitchen.jpg --output patches.png
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.settings import LadderSettings, MemorySettings, ModelSettings, SaliencySettings, require_finite
+from ros_kvstream.settings import MemorySettings, ModelSettings, QuantizedSettings, SaliencySettings, require_finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("block_frames", "max_question_tokens", "max_answer_tokens"):
         default = getattr(memory, name)
         add(f"--{name.replace('_', '-')}", type=int, default=default, metavar="N", help=f"memory.{name} ({default})")
-    ladder = LadderSettings()
-    add("--ladder", action="store_true", help="plan the precision ladder and compare it with a plain memory")
-    add("--ladder-int8", type=float, default=ladder.int8, metavar="SHARE", help="ladder.int8 (%(default)g)")
-    add("--ladder-int4", type=float, default=ladder.int4, metavar="SHARE", help="ladder.int4 (%(default)g)")
-    add("--ladder-group", type=int, default=ladder.group, metavar="N", help="ladder.group (%(default)s)")
-    add("--ladder-order", default=ladder.order, metavar="ORDER", help="ladder.order (%(default)s)")
+    quantized = QuantizedSettings()
+    add("--quantized", action="store_true", help="plan the precision quantized and compare it with a plain memory")
+    add("--quantized-int8", type=float, default=quantized.int8, metavar="SHARE", help="quantized.int8 (%(default)g)")
+    add("--quantized-int4", type=float, default=quantized.int4, metavar="SHARE", help="quantized.int4 (%(default)g)")
+    add("--quantized-group", type=int, default=quantized.group, metavar="N", help="quantized.group (%(default)s)")
+    add("--quantized-order", default=quantized.order, metavar="ORDER", help="quantized.order (%(default)s)")
     saliency = SaliencySettings()
     add("--saliency", type=Path, metavar="IMAGE", help="instead: draw which patches of this picture would be left out")
     add("--output", type=Path, default=Path("saliency.png"), metavar="PNG", help="picture to write (%(default)s)")
@@ -76,11 +76,11 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     if options.saliency is not None:
         patches = SaliencySettings("prune", options.threshold, options.guard, options.max_pruned)
         return saliency_report(model, options.saliency, options.output, patches)
-    ladder = LadderSettings(
-        "on" if options.ladder else "off", options.ladder_int8, options.ladder_int4, options.ladder_group,
-        options.ladder_order,
+    quantized = QuantizedSettings(
+        "on" if options.quantized else "off", options.quantized_int8, options.quantized_int4, options.quantized_group,
+        options.quantized_order,
     )  # fmt: skip
-    return budget_report(model, memory, options.frame, options.fps, ladder)
+    return budget_report(model, memory, options.frame, options.fps, quantized)
 
 
 def saliency_report(
@@ -101,11 +101,11 @@ def saliency_report(
 
 
 def plan_memory(
-    model: VideoLanguageModel, memory: MemorySettings, frame_tokens: int, ladder: LadderSettings | None = None
+    model: VideoLanguageModel, memory: MemorySettings, frame_tokens: int, quantized: QuantizedSettings | None = None
 ) -> BudgetPlan:
     """The plan that a VideoMemory with these settings makes for frames of this many tokens."""
     from ros_kvstream.memory.budget import plan_budget
-    from ros_kvstream.memory.ladder_plan import plan_ladder
+    from ros_kvstream.memory.quantized.plan import plan_quantized
 
     budget, reserve = int(memory.budget_mib * MIB), len(model.suffix_ids(""))
     room = {
@@ -113,28 +113,28 @@ def plan_memory(
         "reserve": reserve + memory.max_question_tokens + memory.max_answer_tokens,
         "frame_tokens": frame_tokens * memory.block_frames,
     }
-    if ladder is not None and ladder.mode == "on":
-        return plan_ladder(model.shape, budget, ladder, **room)
+    if quantized is not None and quantized.mode == "on":
+        return plan_quantized(model.shape, budget, quantized, **room)
     return plan_budget(model.shape, budget, **room)
 
 
-def smallest_plan(plan: BudgetPlan, block: int, ladder: LadderSettings | None) -> int:
+def smallest_plan(plan: BudgetPlan, block: int, quantized: QuantizedSettings | None) -> int:
     """Bytes of the smallest budget that works in place of this plan's, for blocks of this many tokens."""
     from ros_kvstream.memory.budget import smallest_budget
-    from ros_kvstream.memory.ladder_plan import smallest_ladder
+    from ros_kvstream.memory.quantized.plan import smallest_quantized_budget
 
     pinned, reserve = plan.pinned_slots, plan.reserve_slots
-    if ladder is not None and ladder.mode == "on":
-        return smallest_ladder(plan.shape, ladder, pinned=pinned, reserve=reserve, frame_tokens=block)
+    if quantized is not None and quantized.mode == "on":
+        return smallest_quantized_budget(plan.shape, quantized, pinned=pinned, reserve=reserve, frame_tokens=block)
     return smallest_budget(plan.shape, pinned, reserve, 2 * block)
 
 
-def ladder_report(model: VideoLanguageModel, memory: MemorySettings, plan: BudgetPlan, tokens: int) -> dict[str, Any]:
-    """The steps of a ladder's plan, and a plain memory of the same bytes beside it; empty for a plain plan."""
+def quantized_report(model: VideoLanguageModel, memory: MemorySettings, plan: BudgetPlan, tokens: int) -> dict[str, Any]:
+    """The steps of a quantized's plan, and a plain memory of the same bytes beside it; empty for a plain plan."""
     from ros_kvstream.errors import BudgetError
-    from ros_kvstream.memory.ladder_plan import LadderPlan
+    from ros_kvstream.memory.quantized.plan import QuantizedPlan
 
-    if not isinstance(plan, LadderPlan):
+    if not isinstance(plan, QuantizedPlan):
         return {}
     try:
         plain = plan_memory(model, memory, tokens).frame_slots
@@ -142,7 +142,7 @@ def ladder_report(model: VideoLanguageModel, memory: MemorySettings, plan: Budge
         plain = 0
     slots = {"full": plan.full_frame_slots, "int8": plan.int8_slots, "int4": plan.int4_slots}
     row = {"full": plan.shape.token_bytes, "int8": plan.packed_slot_bytes(8), "int4": plan.packed_slot_bytes(4)}
-    return {"ladder": {
+    return {"quantized": {
         "slots": slots, "bytes_per_slot": row, "scale_bytes": plan.scale_bytes, "group": plan.group,
         "by_saliency": plan.by_saliency, "plain_frame_slots": plain,
         "slots_ratio": plan.frame_slots / plain if plain else None,
@@ -151,7 +151,7 @@ def ladder_report(model: VideoLanguageModel, memory: MemorySettings, plan: Budge
 
 def budget_report(
     model: VideoLanguageModel, memory: MemorySettings, frame: tuple[int, int], fps: float,
-    ladder: LadderSettings | None = None,
+    quantized: QuantizedSettings | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The report of ``kvstream inspect`` as one JSON object."""
     width, height = frame
@@ -160,8 +160,8 @@ def budget_report(
     except ValueError as error:
         raise SettingsError(f"--frame {width}x{height}: the model cannot take it: {error}") from error
     tokens = model.frame_tokens(rows, columns)
-    plan = plan_memory(model, memory, tokens, ladder)
-    smallest = smallest_plan(plan, tokens * memory.block_frames, ladder)
+    plan = plan_memory(model, memory, tokens, quantized)
+    smallest = smallest_plan(plan, tokens * memory.block_frames, quantized)
     frames = plan.frame_slots // tokens
     shape = model.shape
     return {
@@ -184,7 +184,7 @@ def budget_report(
         "fps": fps,
         "frames": frames,
         "seconds": frames / fps,
-        **ladder_report(model, memory, plan, tokens),
+        **quantized_report(model, memory, plan, tokens),
     }
 
 
@@ -219,8 +219,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     for name, count in (("prompt", slots["prompt"]), ("question and answer", slots["question_and_answer"]),
                         ("frames", slots["frames"])):  # fmt: skip
         console.print(f"  {name:<28}{count:>9,}")
-    if "ladder" in report:
-        show_ladder(report["ladder"], cache["dtype"], console)
+    if "quantized" in report:
+        show_quantized(report["quantized"], cache["dtype"], console)
     console.print(
         f"\nA picture of {frame['width']} x {frame['height']} takes {frame['rows']} x {frame['columns']} = "
         f"{frame['tokens']} slots: room for [bold]{report['frames']:,} whole frames[/], at {report['fps']:g} a second "
@@ -229,13 +229,13 @@ def show(report: dict[str, Any], console: Console) -> None:
     )
 
 
-def show_ladder(ladder: dict[str, Any], dtype: str, console: Console) -> None:
-    """Print the steps of the ladder below the number of frame slots."""
-    for step, count in ladder["slots"].items():
+def show_quantized(quantized: dict[str, Any], dtype: str, console: Console) -> None:
+    """Print the steps of the quantized below the number of frame slots."""
+    for step, count in quantized["slots"].items():
         name = f"in {dtype if step == 'full' else step}"
-        console.print(f"    {name:<26}{count:>9,}   {size(ladder['bytes_per_slot'][step])} of keys and values each")
-    console.print(f"  scales and zero points of groups of {ladder['group']} channels: {size(ladder['scale_bytes'])}")
-    plain, ratio = ladder["plain_frame_slots"], ladder["slots_ratio"]
+        console.print(f"    {name:<26}{count:>9,}   {size(quantized['bytes_per_slot'][step])} of keys and values each")
+    console.print(f"  scales and zero points of groups of {quantized['group']} channels: {size(quantized['scale_bytes'])}")
+    plain, ratio = quantized["plain_frame_slots"], quantized["slots_ratio"]
     gain = f"[bold]{ratio:.2f} times[/] the {plain:,} frame slots" if ratio else "more than the frame slots"
     console.print(f"  {gain} of a plain memory of the same bytes")
 

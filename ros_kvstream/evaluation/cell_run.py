@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ros_kvstream.errors import BudgetError, CapacityError, FrameError, KvStreamError, QuestionError
-from ros_kvstream.evaluation.frame_sources import FrameStore, StreamFrame
 from ros_kvstream.evaluation.grid import Cell, Episode, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
+from ros_kvstream.recordings.frame_sources import FrameStore, StreamFrame
 from ros_kvstream.records import Answer
 
 if TYPE_CHECKING:
     from ros_kvstream.models.base import VideoLanguageModel
-    from ros_kvstream.stream import VideoMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
 MIB = 1 << 20
 TRACE_POINTS = 120
@@ -45,7 +45,7 @@ def run_job(job: Job, model: VideoLanguageModel, store: FrameStore, progress: Pr
     A budget that is too small, or a full cache that reaches its cap, is a result too: the run is "refused" and says
     why. Raises KvStreamError for what is wrong with the recording or the settings.
     """
-    from ros_kvstream.stream import VideoMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
     began, cell, episode = time.perf_counter(), job.cell, job.episode
     run: dict[str, Any] = {"run": job.key, "cell": cell.data(), "episode": episode.name, "status": "done", "reason": ""}
@@ -214,7 +214,7 @@ def share_budget_mib(cell: Cell, model: VideoLanguageModel, store: FrameStore, e
     largest = max(grids.values(), default=1)
     reserve = len(model.suffix_ids("")) + settings.memory.max_question_tokens + settings.memory.max_answer_tokens
     if settings.archive.enabled:
-        reserve += settings.retrieval.room_tokens or settings.retrieval.top_k * largest
+        reserve += settings.retrieval.capacity_tokens or settings.retrieval.top_k * largest
     slots = math.ceil(cell.budget_share * tokens)
     needed = smallest_budget(model.shape, len(model.prefix_ids), reserve, slots)
     return math.ceil(needed * 1024 / MIB) / 1024

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.cell_run import RunResult, run_job
-from ros_kvstream.evaluation.frame_sources import FrameStore
 from ros_kvstream.evaluation.grid import Job
+from ros_kvstream.recordings.frame_sources import FrameStore
 from ros_kvstream.settings import ModelSettings
 
 if TYPE_CHECKING:

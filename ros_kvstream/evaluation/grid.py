@@ -16,7 +16,7 @@ from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.settings import POLICIES, ModelSettings, StreamSettings, require, require_finite
 
 if TYPE_CHECKING:
-    from ros_kvstream.evaluation.frame_sources import FrameSource
+    from ros_kvstream.recordings.frame_sources import FrameSource
 
 TINY_FOLDER = Path(__file__).parents[1] / "models" / "tiny"
 Override = tuple[str, Any]

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from ros_kvstream.errors import BudgetError, SettingsError
-from ros_kvstream.evaluation.bag_frames import BagSource
-from ros_kvstream.evaluation.bag_salvage import RawMessage
-from ros_kvstream.evaluation.bags import IMAGE_TYPES
 from ros_kvstream.evaluation.cell_run import LATE_SECONDS, MIB, RunResult, Trace, question_line
 from ros_kvstream.evaluation.grid import Job
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup, free_domain, ros_environment
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
+from ros_kvstream.recordings.bag_frames import BagSource
+from ros_kvstream.recordings.bag_salvage import RawMessage
+from ros_kvstream.recordings.bags import IMAGE_TYPES
 from ros_kvstream.settings import StreamSettings
 
 PATIENCE = 300.0

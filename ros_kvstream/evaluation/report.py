@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from ros_kvstream.errors import KvStreamError
-from ros_kvstream.evaluation.benchmark_formats import find_benchmark
+from ros_kvstream.evaluation.datasets import find_benchmark
 from ros_kvstream.evaluation.grid import Episode
 from ros_kvstream.evaluation.report_plots import draw
 from ros_kvstream.evaluation.scoring import read_expectation

@@ -12,9 +12,9 @@ from torch import Tensor
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import BudgetPlan
 from ros_kvstream.memory.compaction import fill_holes, kept_mask
+from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.memory.rows import PlaneRows, count_true
-from ros_kvstream.memory.selection.base import LayerSlots, SelectionPolicy
 
 NO_FRAME = -1
 """Frame id of slots that hold text."""
@@ -54,7 +54,7 @@ class _Layer:
 
     @cached_property
     def rows(self) -> list[PlaneRows]:
-        """The tensors as lists of rows; views, to be forgotten when a tensor is replaced."""
+        """The tensors as lists of rows; views, to be evicted when a tensor is replaced."""
         return [PlaneRows.of(tensor) for tensor in self.tensors]
 
     @classmethod
@@ -331,7 +331,7 @@ class Arena:
         self.compactions += 1
         self._generation += 1
 
-    def settle(self, tokens: int) -> None:
+    def demote(self, tokens: int) -> None:
         """Prepare for an append of ``tokens`` that fits into the free frame slots; nothing to do in a plain arena."""
 
     def compact(self, policy: SelectionPolicy, keep: int) -> None:

@@ -19,10 +19,10 @@ def kept_patches(arena: Arena, frame_ids: Iterable[int], origin: int) -> dict[in
     """
     layers = arena._layers
     frames = torch.stack([layer.frames[:, : arena.frames_end] for layer in layers])
-    places = torch.stack([layer.positions[:, : arena.frames_end, 1:] for layer in layers]).long() - origin
+    coordinates = torch.stack([layer.positions[:, : arena.frames_end, 1:] for layer in layers]).long() - origin
     found = {}
     for frame_id in dict.fromkeys(frame_ids):
-        rows, columns = places[(frames == frame_id) & (places[..., 0] >= 0)].cpu().T
+        rows, columns = coordinates[(frames == frame_id) & (coordinates[..., 0] >= 0)].cpu().T
         if len(rows) == 0:
             continue
         grid = torch.zeros(int(rows.max()) + 1, int(columns.max()) + 1)

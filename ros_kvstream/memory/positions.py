@@ -1,7 +1,7 @@
 """From header stamps to positions along the first axis, re-based before they leave the trained range (promise 3).
 
-Families whose positions are times get them from stamps (PositionClock), families whose positions count tokens or frames
-from the order of arrival (RunningClock).
+Families whose positions are times get them from stamps (TimestampPositions), families whose positions count tokens or frames
+from the order of arrival (SequentialPositions).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rebase:
         return (t - self.shift).where(t >= self.pivot, drawn.to(t.dtype))
 
 
-class PositionClock:
+class TimestampPositions:
     """Temporal position of each stamp: seconds x tokens per second from an anchor, rounded.
 
     A jump backward (a looping bag) or far forward (a clock that was set) opens a new segment that starts one second
@@ -131,11 +131,11 @@ class PositionClock:
         return t, False
 
 
-class RunningClock(PositionClock):
+class SequentialPositions(TimestampPositions):
     """Positions in order of arrival: a frame starts right behind the newest position, whenever it was seen."""
 
     def __init__(self, start: int, limit: int, room: int = 0) -> None:
-        """Parameters as for PositionClock."""
+        """Parameters as for TimestampPositions."""
         super().__init__(start, 0.0, limit, room)
         self.newest = start - 1
 
@@ -152,8 +152,8 @@ class RunningClock(PositionClock):
         return self.newest + 1, jumped
 
 
-def make_clock(start: int, tokens_per_second: float, limit: int, room: int = 0) -> PositionClock:
+def make_positions(start: int, tokens_per_second: float, limit: int, room: int = 0) -> TimestampPositions:
     """The clock of a model: from stamps, or running where ``tokens_per_second`` is 0."""
     if tokens_per_second:
-        return PositionClock(start, tokens_per_second, limit, room)
-    return RunningClock(start, limit, room)
+        return TimestampPositions(start, tokens_per_second, limit, room)
+    return SequentialPositions(start, limit, room)

@@ -68,7 +68,7 @@ class Rotary:
         return out
 
     def time_angles(self, times: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Cosines and sines for ``turn_back_in_time``, float32 [n, pairs] each, per run of pairs that turn with t.
+        """Cosines and sines for ``unrotate_time``, float32 [n, pairs] each, per run of pairs that turn with t.
 
         :param times: int [n].
         """
@@ -80,7 +80,7 @@ class Rotary:
         return [(keys[..., first], keys[..., second]) for first, second, _ in self._time_parts]
 
     @staticmethod
-    def turn_back_in_time(halves: list[tuple[Tensor, Tensor]], angles: list[tuple[Tensor, Tensor]]) -> None:
+    def unrotate_time(halves: list[tuple[Tensor, Tensor]], angles: list[tuple[Tensor, Tensor]]) -> None:
         """Turn keys back by t alone, in place.
 
         Keys at the same (h, w) are turned alike by h and w: the cosine between two of them then is that of the raw

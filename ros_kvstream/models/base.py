@@ -36,7 +36,7 @@ class FrameTokens:
     rows: int
     columns: int
     """Grid of its patches."""
-    places: Tensor | None = None
+    coordinates: Tensor | None = None
     """(row, column) of each token, int32 [tokens, 2], negative for what is no patch (models/layout.py); None for all
     patches in raster order and nothing else."""
     before: int = 0
@@ -46,9 +46,9 @@ class FrameTokens:
 
     def of_patches(self, values: Tensor) -> Tensor:
         """What is known per patch, [rows * columns], per token; what is no patch gets the greatest value."""
-        if self.places is None:
+        if self.coordinates is None:
             return values
-        row, column = self.places.long().unbind(-1)
+        row, column = self.coordinates.long().unbind(-1)
         found = values[(row * self.columns + column).clamp_min(0)]
         return torch.where(row >= 0, found, values.max())
 
@@ -75,7 +75,7 @@ class VideoLanguageModel(ABC):
     """Side in pixels of the resized picture's square that one visual token stands for."""
     frames_per_grid: int = 1
     """Most real frames that one grid of patches can hold; 2 where the tower looks at two moments at once."""
-    frame_text_room: int = 0
+    frame_text_tokens: int = 0
     """Most tokens of text around one frame."""
     prefix_ids: tuple[int, ...]
     """Tokens before the frames: system prompt, opening of the user's turn, start of vision."""
@@ -107,7 +107,7 @@ class VideoLanguageModel(ABC):
 
     def frame_tokens(self, rows: int, columns: int) -> int:
         """Most tokens of a frame with this grid: patches, separators and text."""
-        return rows * columns + self.frame_text_room
+        return rows * columns + self.frame_text_tokens
 
     # -- text -----------------------------------------------------------------------------------------------------
 
@@ -136,18 +136,18 @@ class VideoLanguageModel(ABC):
         if kept is None and not before and not after:
             return tokens
         embeddings = tokens.embeddings
-        places = grid_places(tokens.rows, tokens.columns) if tokens.places is None else tokens.places
+        coordinates = grid_places(tokens.rows, tokens.columns) if tokens.coordinates is None else tokens.coordinates
         if kept is not None:
-            patch = (places[:, 0] * tokens.columns + places[:, 1]).clamp_min(0).long()
-            stays = kept[patch] | (places[:, 0] < 0)
-            embeddings, places = embeddings[stays.to(embeddings.device)], places[stays]
+            patch = (coordinates[:, 0] * tokens.columns + coordinates[:, 1]).clamp_min(0).long()
+            stays = kept[patch] | (coordinates[:, 0] < 0)
+            embeddings, coordinates = embeddings[stays.to(embeddings.device)], coordinates[stays]
         if before or after:
             text = self.embed([*before, *after])
             text = torch.nn.functional.pad(text, (0, embeddings.shape[1] - text.shape[1]))
             embeddings = torch.cat([text[: len(before)], embeddings, text[len(before) :]])
             first, last = text_places(len(before), len(after))
-            places = torch.cat([first, places, last])
-        return FrameTokens(embeddings, tokens.rows, tokens.columns, places, len(before), len(after))
+            coordinates = torch.cat([first, coordinates, last])
+        return FrameTokens(embeddings, tokens.rows, tokens.columns, coordinates, len(before), len(after))
 
     # -- positions ------------------------------------------------------------------------------------------------
 
@@ -155,12 +155,12 @@ class VideoLanguageModel(ABC):
         """Positions along the first axis that a frame takes."""
         return tokens.before + self.layout.span(tokens.rows, tokens.columns) + tokens.after
 
-    def frame_positions(self, start: int, rows: int, columns: int, places: Tensor | None = None) -> Tensor:
+    def frame_positions(self, start: int, rows: int, columns: int, coordinates: Tensor | None = None) -> Tensor:
         """(p, h, w) of one frame's tokens whose grid starts at ``start``, int32 [tokens, 3].
 
-        :param places: (row, column) of the tokens, [tokens, 2]; None for all patches in raster order.
+        :param coordinates: (row, column) of the tokens, [tokens, 2]; None for all patches in raster order.
         """
-        return self.layout.frame(start, grid_places(rows, columns) if places is None else places, rows, columns)
+        return self.layout.frame(start, grid_places(rows, columns) if coordinates is None else coordinates, rows, columns)
 
     def text_positions(self, start: int, tokens: int) -> Tensor:
         """(p, h, w) of text of no frame from ``start`` on, int32 [tokens, 3]."""

@@ -5,7 +5,7 @@ token's place in its picture, which policies, archive and pictures of kept token
 rotated by follows from the three (memory/rotary.py): a 1-D family turns by p alone, M-RoPE by (p, h, w), and a family
 whose grids start at their place in the sequence by (p, p + h, p + w).
 
-Places: a patch is at (row, column), from 0. Tokens of a frame that are no patches have negative places:
+Places: a patch is at (row, column), from 0. Tokens of a frame that are no patches have negative coordinates:
 (TEXT_BEFORE, -n .. -1) is text before the grid, (TEXT_AFTER, 0 .. n - 1) text behind it, (SEPARATOR, row) the
 separator behind a row of patches.
 """
@@ -49,13 +49,13 @@ class Layout(ABC):
         """Positions along the first axis that a grid takes, its separators included."""
 
     @abstractmethod
-    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
-        """Position of tokens of a frame from its grid's first position on, int32 [tokens]; places int [tokens, 2]."""
+    def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
+        """Position of tokens of a frame from its grid's first position on, int32 [tokens]; coordinates int [tokens, 2]."""
 
-    def frame(self, start: int, places: Tensor, rows: int, columns: int) -> Tensor:
+    def frame(self, start: int, coordinates: Tensor, rows: int, columns: int) -> Tensor:
         """(p, h, w) of a frame's tokens whose grid starts at ``start``, int32 [tokens, 3]."""
-        along = start + self.offsets(places.int(), rows, columns)
-        return torch.cat([along[:, None], places.int() + self.origin], dim=-1).int()
+        along = start + self.offsets(coordinates.int(), rows, columns)
+        return torch.cat([along[:, None], coordinates.int() + self.origin], dim=-1).int()
 
     def text(self, start: int, tokens: int) -> Tensor:
         """(p, h, w) of text of no frame from ``start`` on, int32 [tokens, 3]."""
@@ -81,9 +81,9 @@ class TimedGrids(Layout):
         """A frame is one moment."""
         return 1
 
-    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
+    def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
         """All tokens of a frame are of one moment."""
-        return torch.zeros(len(places), dtype=torch.int32)
+        return torch.zeros(len(coordinates), dtype=torch.int32)
 
     def text(self, start: int, tokens: int) -> Tensor:
         """Equal on all axes."""
@@ -109,13 +109,13 @@ class TokenSequence(Layout):
         """Every token takes a position."""
         return rows * (columns + int(self.separators))
 
-    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
+    def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
         """Raster order, separators at the ends of the rows, texts around."""
         width = columns + int(self.separators)
-        h, w = places.unbind(-1)
+        h, w = coordinates.unbind(-1)
         along = h * width + w
         along = torch.where(h == SEPARATOR, w * width + columns, along)
-        return _texts(places, along, self.span(rows, columns))
+        return _texts(coordinates, along, self.span(rows, columns))
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,13 @@ class SequencedGrids(Layout):
         """The longer side."""
         return max(rows, columns)
 
-    def offsets(self, places: Tensor, rows: int, columns: int) -> Tensor:
+    def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
         """0 for patches; texts count."""
-        return _texts(places, torch.zeros(len(places), dtype=torch.int32), self.span(rows, columns))
+        return _texts(coordinates, torch.zeros(len(coordinates), dtype=torch.int32), self.span(rows, columns))
 
 
-def _texts(places: Tensor, along: Tensor, span: int) -> Tensor:
+def _texts(coordinates: Tensor, along: Tensor, span: int) -> Tensor:
     """Offsets with those of the texts around the grid filled in."""
-    h, w = places.unbind(-1)
+    h, w = coordinates.unbind(-1)
     along = torch.where(h == TEXT_BEFORE, w, along)
     return torch.where(h == TEXT_AFTER, span + w, along)

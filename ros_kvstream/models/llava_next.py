@@ -32,7 +32,7 @@ class LlavaNext(SquareFrames):
             name, model, tokenizer, image_processor, side=side, marker=marker, kind="image", trained=trained
         )
         self.learned = (model.model.image_newline,)
-        self.frame_text_room = 1
+        self.frame_text_tokens = 1
 
     def frame_text(self, seconds: float) -> tuple[list[int], list[int]]:
         """The newline behind each frame."""

@@ -35,7 +35,7 @@ class Qwen3VL(QwenVL):
         axes = interleaved_axes(sections_of(embedding))
         self.rotary = rotary_of(embedding, self.device, axes, relative=True)
         self.layout = SequencedGrids()
-        self.frame_text_room = max(sum(map(len, self.frame_text(t))) for t in (MOST_SECONDS, 1_234_567.8))
+        self.frame_text_tokens = max(sum(map(len, self.frame_text(t))) for t in (MOST_SECONDS, 1_234_567.8))
 
     def use_prompt(self, before: str, between: str, after: str, *end_tokens: str) -> None:
         """The template's vision tokens stand around every frame instead of around the whole video."""

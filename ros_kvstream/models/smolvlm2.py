@@ -44,7 +44,7 @@ class SmolVLM2(NetworkModel):
         self._closing = self.tokenize(FRAME_CLOSING)
         openings = [_opening(second) for second in range(60 * MINUTES)]
         longest = max(len(ids) for ids in tokenizer(openings, add_special_tokens=False)["input_ids"])
-        self.frame_text_room = longest + len(self._closing)
+        self.frame_text_tokens = longest + len(self._closing)
 
     def frame_text(self, seconds: float) -> tuple[list[int], list[int]]:
         """"Frame from 00:12:" and the marks around the picture."""

@@ -14,10 +14,10 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profi
 from rclpy.qos_overriding_options import QoSOverridingOptions, QoSPolicyKind
 
 from ros_kvstream.errors import KvStreamError
-from ros_kvstream.node.accounting import FrameAccount, SequenceTracker
+from ros_kvstream.node.frame_counters import FrameCounters, SequenceTracker
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import image_type, to_seconds
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import CameraSettings
 from ros_kvstream.node.security import security_hint, security_is_on
 
@@ -28,19 +28,19 @@ _SUFFIX = "/compressed"
 class CameraSubscription:
     """One camera's subscription. Made, used and destroyed by the executor's thread; the status is read by any."""
 
-    def __init__(self, node: Node, camera: CameraSettings, account: FrameAccount,
-                 store: Callable[[QueuedFrame], None], meters: Meters) -> None:
+    def __init__(self, node: Node, camera: CameraSettings, counters: FrameCounters,
+                 store: Callable[[QueuedFrame], None], metrics: Metrics) -> None:
         """Subscribe with sensor-data QoS (overridable by qos_overrides.<topic>.subscription.*), or raise KvStreamError.
 
-        :param store: takes each arrived frame and must not block; :param meters: told how long each callback took.
+        :param store: takes each arrived frame and must not block; :param metrics: told how long each callback took.
         """
         self.camera = camera
         self.topic = resolve_topic(node, camera)
         self._incompatible_text = ""
         self._node = node
-        self._account = account
+        self._account = counters
         self._store = store
-        self._meters = meters
+        self._meters = metrics
         self._sequence = SequenceTracker()
         self._matched_publishers = 0
         self._started = time.monotonic()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
-from ros_kvstream.node.accounting import CameraCount, DropCause
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.frame_counters import CameraCount, DropCause
+from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
@@ -69,7 +69,7 @@ class Health:
     process_bytes: int
     questions_waiting: int
     cameras: Sequence[CameraHealth]
-    meters: Meters
+    metrics: Metrics
 
 
 def statuses(health: Health, thresholds: Thresholds) -> list[DiagnosticStatus]:
@@ -124,26 +124,26 @@ def _memory(health: Health) -> DiagnosticStatus:
 
 
 def _latency(health: Health) -> DiagnosticStatus:
-    meters = health.meters
-    values: dict[str, object] = {f"{name} ms": meters.spread(name) for name in (
+    metrics = health.metrics
+    values: dict[str, object] = {f"{name} ms": metrics.spread(name) for name in (
         "vision", "prefill", "compaction", "retrieval", "question queue", "first token", "answer",
         "executor lateness", "image callback")}
-    values["answer tokens per second"] = meters.spread("tokens per second")
-    return _status(health, "latency", OK, f"answer p95 {meters.spread('answer').p95:.0f} ms, "
-                   f"frame p95 {meters.spread('frame').p95:.0f} ms", values)
+    values["answer tokens per second"] = metrics.spread("tokens per second")
+    return _status(health, "latency", OK, f"answer p95 {metrics.spread('answer').p95:.0f} ms, "
+                   f"frame p95 {metrics.spread('frame').p95:.0f} ms", values)
 
 
 def _ingest(health: Health, thresholds: Thresholds) -> DiagnosticStatus:
-    meters = health.meters
-    age = meters.spread("age")
+    metrics = health.metrics
+    age = metrics.spread("age")
     received = sum(camera.received_lately for camera in health.cameras)
     dropped = {cause.value: sum(camera.dropped_lately.get(cause.value, 0) for camera in health.cameras)
                for cause in DropCause}
     lost = dropped[DropCause.SEQUENCE_GAP.value]
     share = sum(dropped.values()) / max(1, received + lost)
     values: dict[str, object] = {
-        "frames per second in": f"{meters.rate('arrived'):.2f}",
-        "frames per second taken": f"{meters.rate('frame'):.2f}",
+        "frames per second in": f"{metrics.rate('arrived'):.2f}",
+        "frames per second taken": f"{metrics.rate('frame'):.2f}",
         "age ms": age, "dropped lately share": f"{share:.3f}",
         **{f"dropped lately, {cause}": frames for cause, frames in dropped.items()},
     }
@@ -157,7 +157,7 @@ def _ingest(health: Health, thresholds: Thresholds) -> DiagnosticStatus:
     if age.count and age.newest > 1e3 * thresholds.image_age_s:
         return _status(health, "ingest", WARN, f"the newest frame was {age.newest / 1e3:.1f} s old when the memory "
                        "took it: stamps are late or the memory is too slow", values)
-    return _status(health, "ingest", OK, f"{meters.rate('frame'):.1f} frames/s", values)
+    return _status(health, "ingest", OK, f"{metrics.rate('frame'):.1f} frames/s", values)
 
 
 _REMEDIES = {

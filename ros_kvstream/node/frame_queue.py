@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ros_kvstream.node.accounting import DropCause, FrameAccount
+from ros_kvstream.node.frame_counters import DropCause, FrameCounters
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class FrameQueue:
     Called from any thread; no call blocks. Cameras take turns, so that a fast one cannot starve a slow one.
     """
 
-    def __init__(self, capacity: int, account: FrameAccount) -> None:
-        """:param capacity: frames that wait at most per camera, from 1; :param account: where drops are counted."""
+    def __init__(self, capacity: int, counters: FrameCounters) -> None:
+        """:param capacity: frames that wait at most per camera, from 1; :param counters: where drops are counted."""
         if capacity < 1:
             raise ValueError(f"capacity = {capacity}: must be 1 or more.")
         self.capacity = capacity
-        self._account = account
+        self._account = counters
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[QueuedFrame]] = {}
 

@@ -68,7 +68,7 @@ class KeptTokens:
         self._publisher.publish(_message(picture, frame))
 
     def _forget(self, shares: Mapping[int, Shares]) -> None:
-        """Drop the moments that the memory has forgotten, and every second one when there are too many."""
+        """Drop the moments that the memory has evicted, and every second one when there are too many."""
         held = [frame_id for frame_id in self._moments if frame_id in shares]
         while len(held) > STORED:
             held = held[::2]

@@ -16,8 +16,8 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.parameter import Parameter
 
 from ros_kvstream.errors import FrameError, KvStreamError
-from ros_kvstream.node.accounting import DropCause
 from ros_kvstream.node.cameras import CameraSubscription
+from ros_kvstream.node.frame_counters import DropCause
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.heartbeat import Heartbeat
 from ros_kvstream.node.images import Rgb
@@ -151,8 +151,8 @@ class KvStreamNode(LifecycleNode):
         assert session is not None
         try:
             for camera in session.camera_settings:
-                session.cameras.append(CameraSubscription(self, camera, session.account, self._store,
-                                                          self._reporter.meters))
+                session.cameras.append(CameraSubscription(self, camera, session.counters, self._store,
+                                                          self._reporter.metrics))
         except Exception as error:  # noqa: BLE001 - for example a topic name that is none
             self._unsubscribe(session)
             return self._failed("activate", "inactive", error)
@@ -264,7 +264,7 @@ class KvStreamNode(LifecycleNode):
     def _tick(self) -> None:
         """Note how much later than due the executor came by: what a blocking callback would show in."""
         now = time.monotonic()
-        self._reporter.meters.add("executor lateness", 1e3 * max(0.0, now - self._ticked - TICK_SECONDS))
+        self._reporter.metrics.add("executor lateness", 1e3 * max(0.0, now - self._ticked - TICK_SECONDS))
         self._ticked = now
 
     # -- frames -----------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class KvStreamNode(LifecycleNode):
             return
         if frame.stamp == 0.0:
             frame = replace(frame, stamp=to_seconds(self.get_clock().now().to_msg()))
-        self._reporter.meters.add("arrived", 0.0)
+        self._reporter.metrics.add("arrived", 0.0)
         session.frames.put(frame)
         session.worker.frame_waiting()
 

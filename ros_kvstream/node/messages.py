@@ -10,8 +10,8 @@ from builtin_interfaces.msg import Time
 from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream import msg, records
-from ros_kvstream.node.accounting import CameraCount, DropCause
-from ros_kvstream.node.meters import Spread
+from ros_kvstream.node.frame_counters import CameraCount, DropCause
+from ros_kvstream.node.metrics import Percentiles
 from ros_kvstream.node.questions import Question
 
 NANOSECONDS = 1_000_000_000
@@ -45,7 +45,7 @@ class NodeFigures:
     prefill_ms: float = 0.0
     compaction_ms: float = 0.0
     frames_per_second: float = 0.0
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    spreads: Mapping[str, Percentiles] = field(default_factory=dict)
     """By the name of their field in KvStats."""
     cameras: Sequence[CameraFigures] = ()
 
@@ -67,7 +67,7 @@ SPREADS = {
     "retrieval_spread_ms": "retrieval", "first_token_spread_ms": "first token", "answer_spread_ms": "answer",
     "tokens_per_second_spread": "tokens per second", "executor_lateness_spread_ms": "executor lateness",
 }
-"""Field of KvStats -> series of the meters."""
+"""Field of KvStats -> series of the metrics."""
 
 
 def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -> msg.KvStats:
@@ -88,7 +88,7 @@ def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -
                  "archive_frames", "device_bytes"):
         setattr(message, name, getattr(memory, name))
     for name, spread in node.spreads.items():
-        setattr(message, name, msg.Spread(count=spread.count, p50=spread.p50, p95=spread.p95, maximum=spread.maximum))
+        setattr(message, name, msg.Percentiles(count=spread.count, p50=spread.p50, p95=spread.p95, maximum=spread.maximum))
     message.cameras = [_camera_message(camera) for camera in node.cameras]
     message.header.stamp = stamp
     return message

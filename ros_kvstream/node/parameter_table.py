@@ -135,14 +135,14 @@ SALIENCY = (
 )
 
 LADDER = (
-    _setting("ladder.mode", "off", "on: most of what is remembered is held in 8 and 4 bits, so that the same budget "
+    _setting("quantized.mode", "off", "on: most of what is remembered is held in 8 and 4 bits, so that the same budget "
              "holds more frames, each less exactly; off: all in the model's own type.", choices=("off", "on")),
-    _setting("ladder.int8", 0.25, "Share of the frame slots in 8 bits.", 0.0, 0.95),
-    _setting("ladder.int4", 0.625, "Share of the frame slots in 4 bits; what is left of both stays in the model's "
+    _setting("quantized.int8", 0.25, "Share of the frame slots in 8 bits.", 0.0, 0.95),
+    _setting("quantized.int4", 0.625, "Share of the frame slots in 4 bits; what is left of both stays in the model's "
              "own type. Together at most 0.95.", 0.0, 0.95),
-    _setting("ladder.group", 64, "Channels that share a scale, at most; fewer are more exact and take more bytes.", 2,
+    _setting("quantized.group", 64, "Channels that share a scale, at most; fewer are more exact and take more bytes.", 2,
              1024),
-    _setting("ladder.order", "policy", "Which slots get the most bits: policy (those that the policy would keep "
+    _setting("quantized.order", "policy", "Which slots get the most bits: policy (those that the policy would keep "
              "longest), recent (the newest) or saliency (those of patches with edges and colour).",
              choices=("policy", "recent", "saliency")),
 )
@@ -150,7 +150,7 @@ LADDER = (
 ARCHIVE = (
     _setting("archive.budget_mib", 0.0, "Hard cap in MiB of the second memory, which keeps what leaves the first and "
              "is searched for each question; 0 switches it off.", 0.0, 1 << 24),
-    _setting("archive.place", "memory", "'memory', or a folder that holds one preallocated file, which survives a "
+    _setting("archive.path", "memory", "'memory', or a folder that holds one preallocated file, which survives a "
              "restart."),
     _setting("archive.precision", "fp16", "How archived keys and values are stored; fewer bits hold more frames, "
              "each less exactly.", choices=("fp16", "int8", "int4")),
@@ -159,7 +159,7 @@ ARCHIVE = (
     _setting("archive.guard", 1, "Patches around a telling patch that are kept with it, in rows and columns.", 0, 8),
     _setting("archive.compare_frames", 4, "How many frames before are compared: a patch that any of them held is "
              "redundant. More costs time.", 1, 64),
-    _setting("archive.lookup_keys", 4, "Patch keys of a frame that are searched, beside its mean key; more find "
+    _setting("archive.index_keys", 4, "Patch keys of a frame that are searched, beside its mean key; more find "
              "smaller things and cost time.", 1, 1024),
     _setting("archive.mean_key", True, "Whether the mean key of a frame's patches is searched too (needed for "
              "retrieval.patch_pooling mean)."),
@@ -201,12 +201,12 @@ RETRIEVAL = (
              "moment.", 0.0, 1e9, change=Change.RUNNING),
     _setting("retrieval.moment_frames", 2, "Frames of one moment brought back, at most.", 1, 4096,
              change=Change.RUNNING),
-    _setting("retrieval.spread", "auto", "For questions of order, moments spread over time are taken: auto, always "
+    _setting("retrieval.temporal_diversity", "auto", "For questions of order, moments spread over time are taken: auto, always "
              "or never.", choices=("auto", "always", "never"), change=Change.RUNNING),
     _setting("retrieval.context", "auto", "What is seen beside the frames brought back: the newest frames, all that "
              "the arena holds, or auto: the newest once the stream spans a good part of the trained positions.",
              choices=("auto", "newest", "arena"), change=Change.RUNNING),
-    _setting("retrieval.room_tokens", 0, "Slots planned for frames brought back, taken from memory.budget_mib; 0 "
+    _setting("retrieval.capacity_tokens", 0, "Slots planned for frames brought back, taken from memory.budget_mib; 0 "
              "takes retrieval.top_k times the first frame's tokens.", 0, 1 << 24),
     _setting("retrieval.pending_pictures", 32, "Pictures that may wait for an idle moment to be embedded by the "
              "external encoder; more find more and take memory.", 0, 4096),

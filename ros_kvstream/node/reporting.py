@@ -1,4 +1,4 @@
-"""Once a second: ~/stats and /diagnostics, from what the worker, the cameras and the meters know."""
+"""Once a second: ~/stats and /diagnostics, from what the worker, the cameras and the metrics know."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode
 
 from ros_kvstream import msg
-from ros_kvstream.node.accounting import CameraCount
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import SPREADS, CameraFigures, NodeFigures, stats_message, to_seconds
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.session import Session
 from ros_kvstream.records import Answer, MemoryStats, Observation
@@ -31,7 +31,7 @@ class Reporter:
         self.state = "unconfigured"
         self.failure = ""
         self.session: Session | None = None
-        self.meters = Meters()
+        self.metrics = Metrics()
         self._node = node
         self._parameters = parameters
         self._process = psutil.Process()
@@ -48,11 +48,11 @@ class Reporter:
         """Note a frame that the memory took."""
         self._newest = observation
         now = time.monotonic()
-        self.meters.add("frame", 1e3 * (now - frame.arrived))
-        self.meters.add("age", 1e3 * (to_seconds(self._node.get_clock().now().to_msg()) - frame.stamp))
+        self.metrics.add("frame", 1e3 * (now - frame.arrived))
+        self.metrics.add("age", 1e3 * (to_seconds(self._node.get_clock().now().to_msg()) - frame.stamp))
         for name in ("vision", "prefill", "compaction"):
             if value := getattr(observation, f"{name}_ms"):
-                self.meters.add(name, value)
+                self.metrics.add(name, value)
 
     def refused(self, camera: str, reason: str) -> None:
         """Note why a frame was refused."""
@@ -67,9 +67,9 @@ class Reporter:
         latency = answer.latency
         for name, value in (("question queue", latency.queue_ms), ("retrieval", latency.retrieval_ms),
                             ("first token", latency.first_token_ms), ("answer", latency.total_ms)):
-            self.meters.add(name, value)
+            self.metrics.add(name, value)
         if latency.decode_ms and latency.answer_tokens > 1:
-            self.meters.add("tokens per second", 1e3 * (latency.answer_tokens - 1) / latency.decode_ms)
+            self.metrics.add("tokens per second", 1e3 * (latency.answer_tokens - 1) / latency.decode_ms)
 
     # -- published --------------------------------------------------------------------------------------------------
 
@@ -81,13 +81,13 @@ class Reporter:
             return stats_message(stamp, MemoryStats(), nothing)
         figures = NodeFigures(
             model=session.model, policy=session.policy, process_bytes=self._process.memory_info().rss,
-            frames=session.account.total(), capacity=session.frames.capacity,
-            questions_waiting=len(session.worker.questions), frame_age_ms=self.meters.spread("age").newest,
+            frames=session.counters.total(), capacity=session.frames.capacity,
+            questions_waiting=len(session.worker.questions), frame_age_ms=self.metrics.spread("age").newest,
             vision_ms=self._newest.vision_ms, prefill_ms=self._newest.prefill_ms,
-            compaction_ms=self._newest.compaction_ms, frames_per_second=self.meters.rate("frame"),
-            spreads={field: self.meters.spread(series) for field, series in SPREADS.items()},
+            compaction_ms=self._newest.compaction_ms, frames_per_second=self.metrics.rate("frame"),
+            spreads={field: self.metrics.spread(series) for field, series in SPREADS.items()},
             cameras=[CameraFigures(camera.camera.name, camera.topic, camera.silence,
-                                   session.account.camera(camera.camera.name)) for camera in list(session.cameras)])
+                                   session.counters.camera(camera.camera.name)) for camera in list(session.cameras)])
         return stats_message(stamp, session.worker.stats, figures)
 
     def report(self) -> None:
@@ -111,13 +111,13 @@ class Reporter:
             memory=session.worker.stats if session else MemoryStats(),
             process_bytes=self._process.memory_info().rss,
             questions_waiting=len(session.worker.questions) if session else 0,
-            cameras=self._cameras(session, thresholds) if session else [], meters=self.meters)
+            cameras=self._cameras(session, thresholds) if session else [], metrics=self.metrics)
 
     def _cameras(self, session: Session, thresholds: Thresholds) -> Sequence[CameraHealth]:
         healths = []
         for camera in list(session.cameras):
             name = camera.camera.name
-            count = session.account.camera(name)
+            count = session.counters.camera(name)
             before = self._before(name, count)
             silence = camera.silence
             healths.append(CameraHealth(

@@ -26,7 +26,7 @@ from ros_kvstream.records import Answer
 from ros_kvstream.srv import MemoryFile, Query
 
 if TYPE_CHECKING:
-    from ros_kvstream.persistence import SavedMemory
+    from ros_kvstream.stream.checkpoint import SavedMemory
 
 
 class Services:
@@ -123,7 +123,7 @@ class Services:
                 raise KvStreamError(f"the node is {self._reporter.state}: there is no memory to clear.")
             frames = session.worker.stats.frames_remembered
             await finished(self._node, session.worker.call(lambda memory: memory.clear()))
-            response.success, response.message = True, f"{frames} frames forgotten"
+            response.success, response.message = True, f"{frames} frames evicted"
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
             self._log_unexpected("clear", error)
             response.success, response.message = False, describe(error)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ros_kvstream.node.accounting import FrameAccount
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.compressed_images import compressed_to_rgb
+from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue
 from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
 from ros_kvstream.node.memory_files import memory_file
@@ -25,7 +25,7 @@ class Session:
 
     worker: Worker
     frames: FrameQueue
-    account: FrameAccount
+    counters: FrameCounters
     policy: str
     camera_settings: tuple[CameraSettings, ...]
     model: str = ""
@@ -43,10 +43,10 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) 
     :raises KvStreamError: when the parameters do not go together.
     """
     settings, depth = parameters.stream_settings(), parameters.depth()
-    account = FrameAccount()
-    frames = FrameQueue(parameters.value("ingest.queue_frames"), account)
-    worker = Worker(frames, account, lambda message: convert(message, depth), events)
-    session = Session(worker, frames, account, settings.memory.policy, parameters.cameras())
+    counters = FrameCounters()
+    frames = FrameQueue(parameters.value("ingest.queue_frames"), counters)
+    worker = Worker(frames, counters, lambda message: convert(message, depth), events)
+    session = Session(worker, frames, counters, settings.memory.policy, parameters.cameras())
     done: Future[Session] = Future()
 
     def complete(made: Future[Memory]) -> None:
@@ -65,7 +65,7 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) 
 
 def _make_memory(settings: StreamSettings, restore: Path | None, report: Callable[[str], None]) -> Memory:
     from ros_kvstream.models.loading import load_model  # imports torch: seconds, and only in the worker's thread
-    from ros_kvstream.stream import VideoMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
     beside = int(settings.memory.budget_mib * (1 << 20))
     memory = VideoMemory(settings, load_model(settings.model, settings.seed, beside=beside, report=report))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionCancelled
-from ros_kvstream.node.accounting import DropCause, FrameAccount
+from ros_kvstream.node.frame_counters import DropCause, FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.questions import PendingQuestion, QuestionQueue
 from ros_kvstream.records import Answer, MemoryStats, Observation
@@ -63,12 +63,12 @@ class WorkerEvents:
 class Worker:
     """Runs one memory in its own thread. All methods are called from any thread and, but for ``stop``, do not block."""
 
-    def __init__(self, frames: FrameQueue, account: FrameAccount, convert: Callable[[Any], NDArray[np.uint8]],
+    def __init__(self, frames: FrameQueue, counters: FrameCounters, convert: Callable[[Any], NDArray[np.uint8]],
                  events: WorkerEvents) -> None:
         """:param convert: image message -> RGB uint8 [height, width, 3]; raises FrameError."""
         self.questions = QuestionQueue()
         self._frames = frames
-        self._account = account
+        self._account = counters
         self._convert = convert
         self._events = events
         self._calls: deque[tuple[Callable[[Any], Any], Future[Any]]] = deque()

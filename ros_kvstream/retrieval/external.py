@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ros_kvstream.errors import ModelError
-from ros_kvstream.memory.archive import Archive
+from ros_kvstream.memory.archive.archive import Archive
 
 Vector = NDArray[np.float32]
 
@@ -35,7 +35,7 @@ class ExternalEncoder(Protocol):
 
 def external_scores(archive: Archive, query: Vector) -> NDArray[np.float32]:
     """Score of every archive slot, float32 [slots]; -inf where a frame has no embedding (yet)."""
-    table, step = archive.table, archive.plan.lookup_chunk
+    table, step = archive.table, archive.plan.index_chunk
     known = table.frames["live"] & table.frames["embedded"]
     vector = torch.from_numpy(np.ascontiguousarray(query, dtype=np.float32))
     products = torch.empty(archive.plan.frames)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.archive import Archive
-from ros_kvstream.retrieval.settings import RetrievalSettings
+from ros_kvstream.memory.archive.archive import Archive
+from ros_kvstream.settings import RetrievalSettings
 
 NEIGHBOURS = 16
 """Archived frames before and after that a frame's score is compared with."""
@@ -108,18 +108,18 @@ def internal_scores(
     plan, table = archive.plan, archive.table
     live = torch.from_numpy(table.frames["live"].copy())
     by_time = torch.from_numpy(np.argsort(table.frames["stamp"][table.frames["live"]], kind="stable"))
-    counts = torch.from_numpy(table.frames["lookups"].astype("int64"))
+    counts = torch.from_numpy(table.frames["index_count"].astype("int64"))
     total = torch.zeros(plan.frames)
-    searched = [layer for layer in plan.shape.lookup_layers if layer in queries]
+    searched = [layer for layer in plan.shape.index_layers if layer in queries]
     for layer in searched:
         scores = score_plane(
-            table.lookup[plan.shape.lookup_layers.index(layer)],
+            table.index_keys[plan.shape.index_layers.index(layer)],
             counts,
             queries[layer],
             mean_key=plan.settings.mean_key,
             patch_pooling=settings.patch_pooling,
             head_pooling=settings.head_pooling,
-            chunk=plan.lookup_chunk,
+            chunk=plan.index_chunk,
         )
         if len(by_time):
             held = scores[live] - scores[live].mean() if plain else without_drift(scores[live], by_time)

@@ -28,7 +28,7 @@ def asked_order(question: str) -> str:
     return ""
 
 
-def spread_moments(
+def diverse_moments(
     moments: Sequence[RankedFrame], order: str, count: int, anchor: RankedFrame | None = None
 ) -> list[RankedFrame]:
     """One frame a moment, chosen for order, best first.

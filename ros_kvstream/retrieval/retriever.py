@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ros_kvstream.memory.archive import Archive
+from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.retrieval.external import ExternalEncoder, external_scores
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, choose_moments, fuse
 from ros_kvstream.retrieval.internal import internal_scores
-from ros_kvstream.retrieval.news import news_scores
-from ros_kvstream.retrieval.order import asked_order, spread_moments
-from ros_kvstream.retrieval.settings import RetrievalSettings
+from ros_kvstream.retrieval.novelty import novelty_scores
+from ros_kvstream.retrieval.order import asked_order, diverse_moments
+from ros_kvstream.settings import RetrievalSettings
 
-NEWS = "news"
+NOVELTY = "novelty"
 """Name, in the evidence, of what ranks moments for questions of order."""
 
 AROUND = ("before", "after")
@@ -61,11 +61,11 @@ class Retriever:
     def choose(self, question: str, queries: Mapping[int, Tensor], allowed: NDArray[np.bool_]) -> list[RankedFrame]:
         """The frames to bring back, best first, at most ``top_k``."""
         settings = self.settings
-        order = asked_order(question) if settings.spread == "auto" else ""
-        if settings.spread == "always" or order:
+        order = asked_order(question) if settings.temporal_diversity == "auto" else ""
+        if settings.temporal_diversity == "always" or order:
             moments = self._moments(allowed)
             named = self.rank(question, queries, allowed) if order in AROUND else ()
-            return spread_moments(moments, order, settings.top_k, anchor=named[0] if named else None)
+            return diverse_moments(moments, order, settings.top_k, anchor=named[0] if named else None)
         return choose_moments(
             self.rank(question, queries, allowed),
             settings.top_k,
@@ -76,6 +76,6 @@ class Retriever:
     def _moments(self, allowed: NDArray[np.bool_]) -> list[RankedFrame]:
         """One frame a moment, what was most of all news when it was seen, whatever is asked."""
         settings, frames = self.settings, self.archive.table.frames
-        news = {NEWS: Expert(1.0, news_scores(self.archive, allowed))}
+        news = {NOVELTY: Expert(1.0, novelty_scores(self.archive, allowed))}
         ranked = fuse(news, allowed, frames, k=settings.rrf_k, depth=settings.rank_depth)
         return choose_moments(ranked, settings.top_k, gap_seconds=settings.moment_gap_seconds, moment_frames=1)

@@ -1,4 +1,4 @@
-"""A small image-text encoder trained on patrol streams (ros_kvstream/evaluation/encoder_training.py).
+"""A small image-text encoder trained on patrol streams (training/encoder.py).
 
 Pictures go through four convolutions whose strongest response anywhere counts; a question is the sum of its words'
 vectors. It knows the patrol world's words and no others, and does for the demo what a CLIP does for a robot.
@@ -70,7 +70,7 @@ class TinyEncoder:
         from safetensors import safe_open
 
         if not path.exists():
-            raise ModelError(f"{path} is missing: run python -m ros_kvstream.evaluation.encoder_training")
+            raise ModelError(f"{path} is missing: run python -m training.encoder")
         with safe_open(path, framework="pt") as file:
             vocabulary = json.loads(file.metadata()["vocabulary"])
             state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.model_folders import folder_without_weights
 
-from ros_kvstream.cli import main
+from ros_kvstream.commands.cli import main
 from ros_kvstream.commands.inspect import duration, size
-from ros_kvstream.settings import LadderSettings, MemorySettings, ModelSettings, StreamSettings
+from ros_kvstream.settings import MemorySettings, ModelSettings, QuantizedSettings, StreamSettings
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
 
 
 def test_the_plan_is_the_one_that_a_memory_allocates(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ros_kvstream.stream import VideoMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
     report = inspected(capsys, model, "--budget-mib", 1.5, "--max-question-tokens", 32, "--max-answer-tokens", 16)
     memory = MemorySettings(budget_mib=1.5, max_question_tokens=32, max_answer_tokens=16)
@@ -65,18 +65,18 @@ def test_the_smallest_budget_works_and_one_byte_less_does_not(model: Path, capsy
 def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ros_kvstream.memory.ladder import LadderArena
-    from ros_kvstream.stream import VideoMemory
+    from ros_kvstream.memory.quantized.arena import QuantizedArena
+    from ros_kvstream.stream.memory import VideoMemory
 
     room = ["--budget-mib", 1.5, "--max-question-tokens", 32, "--max-answer-tokens", 16]
     report = inspected(capsys, model, *room, "--frame", "56x56", "--ladder", "--ladder-int8", 0.2, "--ladder-order",
                        "saliency")  # fmt: skip
     memory = MemorySettings(budget_mib=1.5, max_question_tokens=32, max_answer_tokens=16)
-    ladder = LadderSettings("on", int8=0.2, order="saliency")
-    stream = VideoMemory(StreamSettings(ModelSettings(str(model)), memory, ladder=ladder))
+    ladder = QuantizedSettings("on", int8=0.2, order="saliency")
+    stream = VideoMemory(StreamSettings(ModelSettings(str(model)), memory, quantized=ladder))
     stream.observe(np.zeros((56, 56, 3), np.uint8), 0.0)
-    assert isinstance(stream.arena, LadderArena)
-    plan, steps = stream.arena.plan, report["ladder"]["slots"]
+    assert isinstance(stream.arena, QuantizedArena)
+    plan, steps = stream.arena.plan, report["quantized"]["slots"]
     assert report["allocated_bytes"] == stream.arena.allocated_bytes == sum(report["parts"].values())
     assert report["slots"]["frames"] == plan.frame_slots == sum(steps.values())
     assert steps == {"full": plan.full_frame_slots, "int8": plan.int8_slots, "int4": plan.int4_slots}
@@ -84,10 +84,10 @@ def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
         tensor.nbytes for layer in stream.arena._layers for tiers in (layer.packed_keys, layer.packed_values)
         for packed in tiers.values() for tensor in (packed.scales, packed.zeros)
     )  # fmt: skip
-    assert report["ladder"]["scale_bytes"] == scales > 0
+    assert report["quantized"]["scale_bytes"] == scales > 0
     plain = inspected(capsys, model, *room, "--frame", "56x56")
-    assert "ladder" not in plain and report["ladder"]["plain_frame_slots"] == plain["slots"]["frames"]
-    assert report["ladder"]["slots_ratio"] == pytest.approx(report["slots"]["frames"] / plain["slots"]["frames"])
+    assert "quantized" not in plain and report["quantized"]["plain_frame_slots"] == plain["slots"]["frames"]
+    assert report["quantized"]["slots_ratio"] == pytest.approx(report["slots"]["frames"] / plain["slots"]["frames"])
 
 
 def test_the_ladder_is_shown_with_its_steps_and_its_gain(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_the_ladder_is_shown_with_its_steps_and_its_gain(model: Path, capsys: py
     assert "in int8" in said and "in int4" in said and "times" in said
 
 
-def test_the_smallest_ladder_works_and_less_does_not(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smallest_quantized_budget_works_and_less_does_not(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     smallest = inspected(capsys, model, "--budget-mib", 4, "--ladder")["smallest_budget_bytes"]
     assert inspected(capsys, model, "--budget-mib", smallest / 2**20, "--ladder")["allocated_bytes"] <= smallest
     assert main(["inspect", str(model), "--budget-mib", str((smallest - 1) / 2**20), "--ladder"]) == 2
@@ -106,8 +106,8 @@ def test_the_smallest_ladder_works_and_less_does_not(model: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["MODEL", "--ladder", "--ladder-int8", "0.9"], "ladder.int8 + ladder.int4"),
-        (["MODEL", "--ladder-order", "size"], "ladder.order"),
+        (["MODEL", "--ladder", "--ladder-int8", "0.9"], "quantized.int8 + quantized.int4"),
+        (["MODEL", "--ladder-order", "size"], "quantized.order"),
         (["/no/such/folder"], "/no/such/folder"),
         (["MODEL", "--fps", "0"], "--fps"),
         (["MODEL", "--dtype", "int3"], "int3"),

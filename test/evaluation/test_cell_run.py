@@ -14,13 +14,13 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import KvStreamError
 from ros_kvstream.evaluation.cell_run import run_job, share_budget_mib
-from ros_kvstream.evaluation.frame_sources import FrameStore, StreamFrame
 from ros_kvstream.evaluation.grid import Cell, Episode, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.evaluation.results import score_again
 from ros_kvstream.evaluation.scoring import Pattern
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.recordings.frame_sources import FrameStore, StreamFrame
+from ros_kvstream.stream.memory import VideoMemory
 
 TEXT = (("memory.max_question_tokens", 16), ("memory.max_answer_tokens", 4), ("gate.mode", "off"))
 CELL = Cell("random", "recent", 0.5, overrides=TEXT)

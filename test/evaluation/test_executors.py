@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from support.model_folders import folder_without_weights
 
+from ros_kvstream.commands.evaluate_plan import patrol_episodes
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.evaluation.evaluate_plan import patrol_episodes
 from ros_kvstream.evaluation.executors import TRIES, RayPool, Runner, run_local, run_ray
 from ros_kvstream.evaluation.grid import Job, make_grid, make_jobs
 

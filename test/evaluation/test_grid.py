@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ros_kvstream.commands.evaluate_plan import patrol_episodes
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.evaluation.evaluate_plan import patrol_episodes
 from ros_kvstream.evaluation.grid import Cell, Job, make_grid, make_jobs, override, read_cell
 from ros_kvstream.settings import StreamSettings
 

@@ -14,10 +14,10 @@ import cv2
 import numpy as np
 import pytest
 
-from ros_kvstream.evaluation.frame_sources import StreamFrame
 from ros_kvstream.evaluation.grid import Cell, Episode
 from ros_kvstream.evaluation.report import best_cell, collect_pictures, question_cards, thumbnail, write_report
 from ros_kvstream.evaluation.summary import CellSummary, summarise
+from ros_kvstream.recordings.frame_sources import StreamFrame
 
 HOSTILE = "<script>alert('x')</script> & \"quotes\" $x_1$"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from support.tiny_models import qwen2_5_vl
 
-from ros_kvstream.settings import GateSettings, LadderSettings, MemorySettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.settings import GateSettings, MemorySettings, QuantizedSettings, StreamSettings
+from ros_kvstream.stream.memory import VideoMemory
 
 
 def watched(frames: int, **groups) -> VideoMemory:
@@ -27,7 +27,7 @@ def test_a_frame_that_is_kept_whole_is_one_everywhere() -> None:
 
 
 def test_after_compactions_the_shares_add_up_to_the_slots_in_use() -> None:
-    for groups in ({}, {"ladder": LadderSettings(mode="on", group=16)}):
+    for groups in ({}, {"quantized": QuantizedSettings(mode="on", group=16)}):
         memory = watched(200, **groups)
         assert memory.stats().compactions > 0
         kept = memory.kept_patches(range(200))

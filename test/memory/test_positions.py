@@ -6,28 +6,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.memory.positions import PositionClock, RunningClock, make_clock
+from ros_kvstream.memory.positions import SequentialPositions, TimestampPositions, make_positions
 
 
 def test_positions_are_seconds_times_tokens_per_second_from_the_first_stamp() -> None:
-    clock = PositionClock(start=5, tokens_per_second=2.0, limit=10_000)
+    clock = TimestampPositions(start=5, tokens_per_second=2.0, limit=10_000)
     assert [clock.advance(stamp) for stamp in (1e9, 1e9 + 0.2, 1e9 + 1, 1e9 + 61.5)] == [5, 5, 7, 128]
 
 
 def test_a_small_step_backward_keeps_true_time() -> None:
-    clock = PositionClock(0, 10.0, 10_000)
+    clock = TimestampPositions(0, 10.0, 10_000)
     assert [clock.advance(stamp) for stamp in (0.0, 5.0, 4.5, 5.1)] == [0, 50, 45, 51]
     assert clock.segment == 0
 
 
 def test_a_jump_backward_opens_a_segment_one_second_later() -> None:
-    clock = PositionClock(0, 2.0, 10_000)
+    clock = TimestampPositions(0, 2.0, 10_000)
     assert [clock.advance(stamp) for stamp in (100.0, 110.0, 3.0, 4.0)] == [0, 20, 22, 24]
     assert clock.segment == 1
 
 
 def test_a_jump_far_forward_does_not_leave_the_range() -> None:
-    clock = PositionClock(0, 2.0, 1_000)
+    clock = TimestampPositions(0, 2.0, 1_000)
     clock.advance(0.0)
     assert clock.advance(1.7e9) == 2
     assert clock.segment == 1
@@ -35,7 +35,7 @@ def test_a_jump_far_forward_does_not_leave_the_range() -> None:
 
 def test_a_range_that_text_fills_is_refused_with_the_remedy() -> None:
     with pytest.raises(SettingsError, match=r"limit = 300.*Lower memory.max_question_tokens"):
-        PositionClock(10, 2.0, 300, room=285)
+        TimestampPositions(10, 2.0, 300, room=285)
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,7 +49,7 @@ def test_positions_stay_in_range_and_rebasing_keeps_order_and_recent_distances(
     gaps: list[float], start: int, rate: float, room: int
 ) -> None:
     limit = 800
-    clock = PositionClock(start, rate, limit, room)
+    clock = TimestampPositions(start, rate, limit, room)
     held = torch.zeros(0, dtype=torch.int32)
     stamp = 0.0
     for gap in gaps:
@@ -66,7 +66,7 @@ def test_positions_stay_in_range_and_rebasing_keeps_order_and_recent_distances(
 
 
 def test_ten_hours_rebase_rarely() -> None:
-    clock = PositionClock(10, 2.0, 32_768, room=400)
+    clock = TimestampPositions(10, 2.0, 32_768, room=400)
     for second in range(36_000):
         clock.rebase(second)
         clock.advance(second)
@@ -77,14 +77,14 @@ def test_ten_hours_rebase_rarely() -> None:
 
 
 def test_running_positions_follow_each_other_whatever_the_stamps() -> None:
-    clock = make_clock(start=7, tokens_per_second=0.0, limit=1000)
+    clock = make_positions(start=7, tokens_per_second=0.0, limit=1000)
     assert [clock.advance(stamp, 9) for stamp in (5.0, 5.1, 900.0)] == [7, 16, 25]
     assert clock.newest == 33
     assert clock.segment == 0
 
 
 def test_a_jump_backward_opens_a_segment_of_running_positions_without_a_gap() -> None:
-    clock = RunningClock(0, 1000)
+    clock = SequentialPositions(0, 1000)
     clock.advance(50.0, 4)
     assert clock.advance(3.0, 4) == 4
     assert clock.segment == 1
@@ -92,7 +92,7 @@ def test_a_jump_backward_opens_a_segment_of_running_positions_without_a_gap() ->
 
 def test_stamps_cannot_be_found_in_running_positions() -> None:
     with pytest.raises(SettingsError, match="consecutive"):
-        RunningClock(0, 1000).locate(3.0)
+        SequentialPositions(0, 1000).locate(3.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +101,7 @@ def test_running_positions_stay_in_range_and_rebasing_keeps_order_and_recent_dis
     spans: list[int], start: int, room: int
 ) -> None:
     limit = 800
-    clock = RunningClock(start, limit, room)
+    clock = SequentialPositions(start, limit, room)
     assert max(spans) <= clock.largest_span
     held = torch.zeros(0, dtype=torch.int32)
     for index, span in enumerate(spans):
@@ -122,7 +122,7 @@ def test_running_positions_stay_in_range_and_rebasing_keeps_order_and_recent_dis
 
 
 def test_seconds_count_from_the_first_frame_and_go_on_behind_a_jump_backward() -> None:
-    clock = PositionClock(0, 2.0, 1000)
+    clock = TimestampPositions(0, 2.0, 1000)
     assert [clock.seconds(stamp) for stamp in (100.0, 100.5, 160.25, 160.0)] == [0.0, 0.5, 60.25, 60.0]
     assert clock.seconds(10.0) == 61.25
     assert clock.seconds(12.0) == 63.25
@@ -131,7 +131,7 @@ def test_seconds_count_from_the_first_frame_and_go_on_behind_a_jump_backward() -
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=50))
 def test_seconds_never_fall_by_more_than_jitter(stamps: list[float]) -> None:
-    clock = RunningClock(0, 1000)
+    clock = SequentialPositions(0, 1000)
     told = [clock.seconds(stamp) for stamp in stamps]
     assert told[0] == 0.0
     assert all(later >= max(told[: index + 1]) - 1.0 - 1e-6 for index, later in enumerate(told[1:]))

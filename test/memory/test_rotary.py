@@ -66,5 +66,5 @@ def test_keys_of_one_place_at_different_times_compare_alike_once_turned_back_in_
         slots = torch.tensor([[[30, 2, 5], [3000, 2, 5]]], dtype=torch.int32)
         keys = turn.rotate(raw, slots)
         angles = turn.time_angles(slots[0, :, 0])
-        turn.turn_back_in_time(turn.time_halves(keys), angles)
+        turn.unrotate_time(turn.time_halves(keys), angles)
         assert torch.cosine_similarity(keys[0, 0], keys[0, 1], dim=0) > 1 - 1e-5

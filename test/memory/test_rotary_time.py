@@ -16,7 +16,7 @@ def test_turning_back_in_time_undoes_exactly_the_rotation_by_t(name: str) -> Non
     times = torch.randint(0, 3000, (20,), generator=generator, dtype=torch.int32)
     place = torch.randint(0, 40, (20, 2), generator=generator, dtype=torch.int32)
     keys = rotary.rotate(raw, torch.cat([times[:, None], place], dim=-1))
-    rotary.turn_back_in_time(rotary.time_halves(keys), rotary.time_angles(times))
+    rotary.unrotate_time(rotary.time_halves(keys), rotary.time_angles(times))
     wanted = rotary.rotate(raw, torch.cat([torch.zeros_like(times)[:, None], place], dim=-1))
     if name == "one axis":
         wanted = raw
@@ -27,5 +27,5 @@ def test_keys_that_do_not_turn_with_time_are_left_alone() -> None:
     rotary = Rotary(torch.ones(4), torch.tensor([1, 1, 2, 2]))
     keys = torch.randn(3, 8)
     before = keys.clone()
-    rotary.turn_back_in_time(rotary.time_halves(keys), rotary.time_angles(torch.tensor([5, 6, 7])))
+    rotary.unrotate_time(rotary.time_halves(keys), rotary.time_angles(torch.tensor([5, 6, 7])))
     assert torch.equal(keys, before)

@@ -13,21 +13,21 @@ from support import family_checks as checks
 from support.tiny_families import LLAVA_TEMPLATE, llava_onevision, qwen2_vl, qwen3_vl
 from support.tiny_llava import llava_next, llava_next_video, smolvlm2
 
-from ros_kvstream.memory.archive import Archive
+from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.models.loading import describe_model, load_model
-from ros_kvstream.retrieval.cells import cell_places
+from ros_kvstream.retrieval.token_indices import grid_coordinates
 from ros_kvstream.settings import (
     ArchiveSettings,
     GateSettings,
-    LadderSettings,
     MemorySettings,
     ModelSettings,
+    QuantizedSettings,
     RetrievalSettings,
     SaliencySettings,
     StreamSettings,
 )
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 FAMILIES: list[Callable[..., Any]] = [qwen2_vl, qwen3_vl, llava_onevision, llava_next_video, llava_next, smolvlm2]
 EVERY_FAMILY = pytest.mark.parametrize("make", FAMILIES, ids=lambda make: make.__name__)
@@ -43,7 +43,7 @@ def small_memory(model: Any, **parts: Any) -> VideoMemory:
 
 @EVERY_FAMILY
 def test_the_precision_ladder_keeps_the_cap_and_answers(make: Callable[..., Any]) -> None:
-    memory = small_memory(make(layers=2), ladder=LadderSettings(mode="on", int8=0.3, int4=0.3))
+    memory = small_memory(make(layers=2), quantized=QuantizedSettings(mode="on", int8=0.3, int4=0.3))
     checks.feed(memory, checks.frames_of(0, 20), range(20))
     before = checks.question_logits(memory)
     memory.ask(checks.QUESTION)
@@ -83,7 +83,7 @@ def test_cameras_are_told_apart_and_frames_of_others_hidden(make: Callable[..., 
 
 @EVERY_FAMILY
 def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Callable[..., Any]) -> None:
-    from ros_kvstream.memory.selection.history import similarity_to_newer
+    from ros_kvstream.memory.policies.history import similarity_to_newer
 
     model = make(layers=1)
     memory = checks.stream_of(model)
@@ -96,7 +96,7 @@ def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Call
 @EVERY_FAMILY
 def test_the_published_selection_runs_on_frames_with_text(make: Callable[..., Any]) -> None:
     memory = checks.stream_of(make(layers=2), 0.12, policy="infinipot_v",
-                              policy_options={"compatibility": "reference"})  # fmt: skip
+                              policy_options={"compatibility": "paper"})  # fmt: skip
     checks.feed(memory, checks.frames_of(3, 30), [0.7 * index for index in range(30)])
     assert memory.stats().compactions > 0
     memory.ask(checks.QUESTION)
@@ -110,17 +110,17 @@ def test_an_archive_brings_frames_back_with_all_their_text(make: Callable[..., A
     retrieval = RetrievalSettings(top_k=3, moment_gap_seconds=0.1, context=context, newest_frames=2)
     memory = checks.stream_of(model, 0.3, policy="sliding_window", archive=archive, retrieval=retrieval)
     checks.feed(memory, checks.frames_of(4, 1) * 5 + checks.frames_of(5, 25), [1.5 * index for index in range(30)])
-    held = memory.recall.archive  # type: ignore[union-attr]
+    held = memory.archive_retrieval.archive  # type: ignore[union-attr]
     assert isinstance(held, Archive)
     for slot in range(6):
         frame = held.fetch([slot])[0]
-        numbers = frame.places[:, 0].long() * frame.grid[1] + frame.places[:, 1]
-        places = cell_places(model, numbers, *frame.grid)
+        numbers = frame.coordinates[:, 0].long() * frame.grid[1] + frame.coordinates[:, 1]
+        coordinates = grid_coordinates(model, numbers, *frame.grid)
         before, after = model.frame_text(frame.stamp)
-        assert (places[:, 0] == TEXT_BEFORE).sum() == len(before)
-        assert (places[:, 0] == TEXT_AFTER).sum() == len(after)
+        assert (coordinates[:, 0] == TEXT_BEFORE).sum() == len(before)
+        assert (coordinates[:, 0] == TEXT_AFTER).sum() == len(after)
         if 0 < slot < 5:
-            assert len(places) < model.frame_tokens(*frame.grid), "what the frame before showed is left out"
+            assert len(coordinates) < model.frame_tokens(*frame.grid), "what the frame before showed is left out"
     mark = memory.arena.mark()
     assert memory.ask(checks.QUESTION).evidence
     assert memory.arena.mark() == mark
@@ -134,9 +134,9 @@ def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_ow
     retrieval = RetrievalSettings(top_k=3, moment_gap_seconds=0.1, context="newest", newest_frames=1)
     memory = checks.stream_of(model, archive=ArchiveSettings(budget_mib=4.0, keep_ratio=1.0), retrieval=retrieval)
     checks.feed(memory, checks.frames_of(6, 10), range(10))
-    ids, start = model.suffix_ids(checks.QUESTION), model.text_start(memory.clock.newest, memory._largest_side)
+    ids, start = model.suffix_ids(checks.QUESTION), model.text_start(memory.positions.newest, memory._largest_side)
     used = memory.arena.used
-    builder = ContextBuilder(model, memory.arena, memory.log, memory.clock, memory.recall)  # type: ignore[arg-type]
+    builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)  # type: ignore[arg-type]
     context = builder.build(checks.QUESTION, ids, start, Filters(), 200)
     assert context is not None
     layer = memory.arena._layers[0]
@@ -230,6 +230,6 @@ def test_text_room_counts_in_the_plan_of_slots() -> None:
     memory = checks.stream_of(model)
     checks.feed(memory, checks.frames_of(0, 1), [0.0])
     rows, columns = model.grid(*checks.SIZE)
-    assert memory._largest_frame == rows * columns + model.frame_text_room
-    record = memory.log.newest()
+    assert memory._largest_frame == rows * columns + model.frame_text_tokens
+    record = memory.frame_index.newest()
     assert record is not None and record.tokens == memory.arena.frame_slots_used

@@ -32,18 +32,18 @@ def frame_places(rows: int, columns: int, before: int, after: int, separators: b
 def test_a_sequence_gives_every_token_the_next_position(
     rows: int, columns: int, before: int, after: int, separators: bool
 ) -> None:
-    layout, places = TokenSequence(separators), frame_places(rows, columns, before, after, separators)
-    positions = layout.frame(100 + before, places, rows, columns)
-    assert positions[:, 0].tolist() == list(range(100, 100 + len(places)))
-    assert positions[:, 1:].tolist() == places.tolist()
-    assert before + layout.span(rows, columns) + after == len(places)
+    layout, coordinates = TokenSequence(separators), frame_places(rows, columns, before, after, separators)
+    positions = layout.frame(100 + before, coordinates, rows, columns)
+    assert positions[:, 0].tolist() == list(range(100, 100 + len(coordinates)))
+    assert positions[:, 1:].tolist() == coordinates.tolist()
+    assert before + layout.span(rows, columns) + after == len(coordinates)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12), st.integers(0, 3))
 def test_sequenced_grids_count_text_and_take_the_longer_side(rows: int, columns: int, before: int, after: int) -> None:
-    layout, places = SequencedGrids(), frame_places(rows, columns, before, after, False)
-    along = layout.frame(100 + before, places, rows, columns)[:, 0].tolist()
+    layout, coordinates = SequencedGrids(), frame_places(rows, columns, before, after, False)
+    along = layout.frame(100 + before, coordinates, rows, columns)[:, 0].tolist()
     grid = 100 + before
     end = grid + max(rows, columns)
     assert along == [*range(100, grid), *[grid] * (rows * columns), *range(end, end + after)]
@@ -66,5 +66,5 @@ def test_text_of_no_frame_is_on_no_grid_and_follows_the_newest(layout: Layout) -
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(0, 2))
 def test_no_two_tokens_of_a_frame_have_one_place(rows: int, columns: int, before: int, after: int) -> None:
-    places = frame_places(rows, columns, before, after, True).tolist()
-    assert len({tuple(place) for place in places}) == len(places)
+    coordinates = frame_places(rows, columns, before, after, True).tolist()
+    assert len({tuple(place) for place in coordinates}) == len(coordinates)

@@ -16,7 +16,7 @@ from ros_kvstream.errors import ModelError, SettingsError
 from ros_kvstream.models import checkpoint, quantization
 from ros_kvstream.models.loading import TINY_FOLDER, describe_model, load_model
 from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.settings import MemorySettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "what colour is the cone ?"
 
@@ -154,6 +154,6 @@ def test_captured_queries_rotate_into_those_of_the_attention() -> None:
     finally:
         AttentionInterface.register(module.NAME, original)
     tokens = queries[1].shape[1]
-    start = model.text_start(memory.clock.newest, memory._largest_side)
+    start = model.text_start(memory.positions.newest, memory._largest_side)
     positions = model.text_positions(start, tokens)[None].expand(queries[1].shape[0], -1, -1)
     assert torch.allclose(model.rotary.rotate(queries[1], positions), seen[-1], atol=1e-5)

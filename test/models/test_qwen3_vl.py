@@ -9,7 +9,7 @@ import torch
 from support import family_checks as checks
 from support.tiny_families import qwen3_vl
 
-from ros_kvstream.memory.selection import make_policy
+from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.models.qwen3_vl import MOST_SECONDS, Qwen3VL
 
@@ -73,7 +73,7 @@ def test_text_stands_around_each_grid_and_a_grid_takes_its_longer_side() -> None
     assert set(grid[:, 0].tolist()) == {first + before}
     assert grid[:, 1:].tolist() == [[i // columns, i % columns] for i in range(rows * columns)]
     assert positions[-1].tolist() == [first + before + max(rows, columns), TEXT_AFTER, 0]
-    assert model.text_start(memory.clock.newest, 3) == int(positions[-1, 0]) + 1
+    assert model.text_start(memory.positions.newest, 3) == int(positions[-1, 0]) + 1
 
 
 def test_texts_of_different_frames_are_compared_from_the_grid_outwards() -> None:
@@ -84,16 +84,16 @@ def test_texts_of_different_frames_are_compared_from_the_grid_outwards() -> None
     slots = memory.arena.frame_slots(0)
     kept = make_policy("tar", {"compare_with": "newer"}).select(slots, 60)[0]
     text = slots.positions[0, kept, 1] == TEXT_BEFORE
-    places = slots.positions[0, kept][text, 2].tolist()
+    coordinates = slots.positions[0, kept][text, 2].tolist()
     digits = model.tokenize("<1.0 seconds><|vision_start|>").index(model.tokenize("1")[0]) - 6
-    assert digits in places, "the digit that changes stays longer than what every frame repeats"
+    assert digits in coordinates, "the digit that changes stays longer than what every frame repeats"
 
 
 def test_a_frames_text_never_passes_the_room_planned_for_it() -> None:
     model = qwen3_vl(layers=1)
     for seconds in (0.0, 59.96, 86_399.9, MOST_SECONDS - 0.1, MOST_SECONDS, 3e9):
         before, after = model.frame_text(seconds)
-        assert len(before) + len(after) <= model.frame_text_room
+        assert len(before) + len(after) <= model.frame_text_tokens
     assert model.frame_text(0.0)[0] == model.tokenize("<0.0 seconds><|vision_start|>")
 
 
@@ -103,8 +103,8 @@ def test_a_thinned_frame_keeps_its_text_and_its_patches_positions() -> None:
     kept = torch.zeros(tokens.rows * tokens.columns, dtype=torch.bool)
     kept[[1, 4]] = True
     whole, thin = model.complete(tokens, 3.0), model.complete(tokens, 3.0, kept)
-    assert thin.places is not None and whole.places is not None
-    stays = (whole.places[:, 0] < 0) | kept[(whole.places[:, 0] * tokens.columns + whole.places[:, 1]).clamp_min(0)]
+    assert thin.coordinates is not None and whole.coordinates is not None
+    stays = (whole.coordinates[:, 0] < 0) | kept[(whole.coordinates[:, 0] * tokens.columns + whole.coordinates[:, 1]).clamp_min(0)]
     assert torch.equal(thin.embeddings, whole.embeddings[stays])
-    placed = [model.frame_positions(50, tokens.rows, tokens.columns, frame.places) for frame in (whole, thin)]
+    placed = [model.frame_positions(50, tokens.rows, tokens.columns, frame.coordinates) for frame in (whole, thin)]
     assert torch.equal(placed[1], placed[0][stays])

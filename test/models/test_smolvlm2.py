@@ -52,5 +52,5 @@ def test_a_frames_text_never_takes_more_room_than_was_planned() -> None:
     model = smolvlm2(layers=1)
     for seconds in (0.0, 59.99, 3599.0, 5999.0, 6000.0, 1e6, 3e7):
         before, after = model.frame_text(seconds)
-        assert len(before) + len(after) <= model.frame_text_room
+        assert len(before) + len(after) <= model.frame_text_tokens
     assert model.frame_text(6000.0) == model.frame_text(0.0)

@@ -15,7 +15,7 @@ from support.tiny_families import llava_onevision, qwen2_vl, qwen3_vl
 from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 STAMPS = [100.0, 100.0, 101.5, 102.0, 103.0]
 """Two pairs, the first of one moment (times are told from the first grid on), and a frame that is left over."""
@@ -103,7 +103,7 @@ def test_pairs_take_half_the_slots_and_every_frame_is_counted() -> None:
     assert paired.arena.frame_slots_used * 2 == single.arena.frame_slots_used
     assert frames_seen(single) == (6, 6, 6)
     assert frames_seen(paired) == (6, 6, 3)
-    assert [(record.stamp, record.stamp_end) for record in map(paired.log.__getitem__, range(3))] == [
+    assert [(record.stamp, record.stamp_end) for record in map(paired.frame_index.__getitem__, range(3))] == [
         (0.0, 1.0), (2.0, 3.0), (4.0, 5.0),
     ]  # fmt: skip
-    assert paired.log.newest_stamp() == 5.0
+    assert paired.frame_index.newest_stamp() == 5.0

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 
-from ros_kvstream.node.accounting import CameraCount
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
-from ros_kvstream.node.meters import Meters
+from ros_kvstream.node.frame_counters import CameraCount
+from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
 THRESHOLDS = Thresholds(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
 CAMERA = CameraHealth("front", "/image", 0.1, True, "nobody publishes /image", CameraCount(10, 10, 10), {}, 10)
 MEMORY = MemoryStats(budget_bytes=100, allocated_bytes=90, used_bytes=50, peak_bytes=60, slots=10, slots_used=5)
-HEALTH = Health("/kvstream", "active", "", "", False, "tiny", True, "tar", MEMORY, 1000, 0, [CAMERA], Meters())
+HEALTH = Health("/kvstream", "active", "", "", False, "tiny", True, "tar", MEMORY, 1000, 0, [CAMERA], Metrics())
 
 
 def found(health: Health) -> dict[str, DiagnosticStatus]:
@@ -40,7 +40,7 @@ def test_a_healthy_node_is_ok_in_every_part() -> None:
     (replace(HEALTH, trained=False), "state", WARN, "untrained"),
     (replace(HEALTH, state="inactive"), "state", WARN, "inactive"),
     (replace(HEALTH, memory=replace(MEMORY, peak_bytes=101)), "memory", ERROR, "more than memory.budget_mib"),
-    (replace(HEALTH, memory=replace(MEMORY, archive_problem="archive.place is full")), "memory", WARN, "is full"),
+    (replace(HEALTH, memory=replace(MEMORY, archive_problem="archive.path is full")), "memory", WARN, "is full"),
     (with_camera(silence=6.0), "camera front", WARN, "no image for 6 s: nobody publishes /image"),
     (with_camera(silence=51.0), "camera front", STALE, "no image for 51 s"),
     (with_camera(incompatible="publisher offers best_effort"), "camera front", ERROR, "best_effort"),
@@ -58,9 +58,9 @@ def test_a_part_that_is_not_well_says_why(health: Health, part: str, level: byte
 @pytest.mark.parametrize(("age", "level", "reason"), [
     (200.0, OK, ""), (1500.0, WARN, "1.5 s old"), (1e9, WARN, "another clock"), (-1e9, WARN, "another clock")])
 def test_old_frames_and_foreign_stamps_are_told_apart(age: float, level: bytes, reason: str) -> None:
-    meters = Meters()
-    meters.add("age", age)
-    status = found(replace(HEALTH, meters=meters))["ingest"]
+    metrics = Metrics()
+    metrics.add("age", age)
+    status = found(replace(HEALTH, metrics=metrics))["ingest"]
     assert status.level == level and reason in status.message
 
 
@@ -69,10 +69,10 @@ def test_an_unconfigured_node_reports_its_state_only() -> None:
 
 
 def test_spreads_and_rates_are_of_the_window() -> None:
-    meters = Meters(seconds=60.0)
+    metrics = Metrics(seconds=60.0)
     for value in range(1, 101):
-        meters.add("frame", float(value))
-    spread = meters.spread("frame")
+        metrics.add("frame", float(value))
+    spread = metrics.spread("frame")
     assert (spread.count, spread.p50, spread.p95, spread.maximum, spread.newest) == (100, 50.0, 95.0, 100.0, 100.0)
-    assert meters.rate("frame", 5.0) == 20.0 and meters.rate("other") == 0.0 and meters.spread("other").count == 0
-    assert Meters(seconds=-1.0).spread("frame").count == 0
+    assert metrics.rate("frame", 5.0) == 20.0 and metrics.rate("other") == 0.0 and metrics.spread("other").count == 0
+    assert Metrics(seconds=-1.0).spread("frame").count == 0

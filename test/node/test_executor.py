@@ -74,7 +74,7 @@ class Bench:
 
     @property
     def ticks(self) -> int:
-        return self.node._reporter.meters.spread("executor lateness").count
+        return self.node._reporter.metrics.spread("executor lateness").count
 
     def until(self, condition: Callable[[], Any]) -> None:
         end = time.monotonic() + PATIENCE
@@ -127,7 +127,7 @@ def test_while_the_memory_is_busy_frames_are_counted_calls_are_taken_and_the_tim
     bench.until(lambda: all(future.done() for future in waiting) and bench.session.account.total().waiting == 0)
     assert threading.get_ident() not in set().union(*bench.threads.values())
     assert {"observe", "ask", "clear", "save", "set_budget", "reconfigure"} <= set(bench.threads)
-    meters = bench.node._reporter.meters
+    meters = bench.node._reporter.metrics
     with capsys.disabled():  # for a person who looks; a test of time would tell of the machine's load
         print(f"\nexecutor lateness ms: {meters.spread('executor lateness')}; "
               f"image callback ms: {meters.spread('image callback')}")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ros_kvstream.node.accounting import DropCause, FrameAccount
+from ros_kvstream.node.frame_counters import DropCause, FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 
 
@@ -15,7 +15,7 @@ def frame(camera: str, stamp: float) -> QueuedFrame:
 
 
 def test_a_full_queue_keeps_the_newest_frames_and_counts_the_rest() -> None:
-    account = FrameAccount()
+    account = FrameCounters()
     queue = FrameQueue(2, account)
     for stamp in range(10):
         queue.put(frame("front", stamp))
@@ -24,7 +24,7 @@ def test_a_full_queue_keeps_the_newest_frames_and_counts_the_rest() -> None:
 
 
 def test_a_fast_camera_does_not_starve_a_slow_one() -> None:
-    queue = FrameQueue(4, FrameAccount())
+    queue = FrameQueue(4, FrameCounters())
     for stamp in range(4):
         queue.put(frame("fast", stamp))
     queue.put(frame("slow", 100))
@@ -33,7 +33,7 @@ def test_a_fast_camera_does_not_starve_a_slow_one() -> None:
 
 
 def test_draining_counts_what_was_waiting_under_its_cause() -> None:
-    account = FrameAccount()
+    account = FrameCounters()
     queue = FrameQueue(3, account)
     for camera in ("front", "rear"):
         queue.put(frame(camera, 1.0))
@@ -44,12 +44,12 @@ def test_draining_counts_what_was_waiting_under_its_cause() -> None:
 
 def test_a_capacity_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity = 0"):
-        FrameQueue(0, FrameAccount())
+        FrameQueue(0, FrameCounters())
 
 
 @given(st.integers(1, 5), st.lists(st.one_of(st.sampled_from(["a", "b", "c"]), st.none()), max_size=60))
 def test_every_frame_put_is_taken_dropped_or_waiting(capacity: int, actions: list[str | None]) -> None:
-    account = FrameAccount()
+    account = FrameCounters()
     queue = FrameQueue(capacity, account)
     put = taken = 0
     newest: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What ~/kept_tokens shows: kept patches bright, forgotten ones dark, moments spread over time."""
+"""What ~/kept_tokens shows: kept patches bright, evicted ones dark, moments spread over time."""
 
 from __future__ import annotations
 

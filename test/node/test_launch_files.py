@@ -19,8 +19,8 @@ from rcl_interfaces.srv import GetParameters
 from rclpy.parameter import parameter_value_to_python
 from support.running_node import RunningNode, own_domain
 
-from ros_kvstream.evaluation.patrol import PatrolSettings, PatrolWorld
-from ros_kvstream.evaluation.patrol_bags import write_bag
+from ros_kvstream.patrol.bags import write_bag
+from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 
 REASON = "launch and launch_ros come with a ROS 2 installation, not as wheels"
 # The submodules: a folder named launch lies in the root of this repository.

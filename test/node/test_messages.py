@@ -10,7 +10,7 @@ from builtin_interfaces.msg import Time
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ros_kvstream.node.accounting import CameraCount
+from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.messages import (
     SPREADS,
     CameraFigures,
@@ -25,13 +25,13 @@ from ros_kvstream.node.messages import (
     to_seconds,
     to_stamp,
 )
-from ros_kvstream.node.meters import Spread
+from ros_kvstream.node.metrics import Percentiles
 from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats
 from ros_kvstream.srv import Query
 
 MEMORY = MemoryStats(**{item.name: number + 1 for number, item in enumerate(fields(MemoryStats))})
 COUNT = CameraCount(5, 4, 3, 1)
-FIGURES = NodeFigures("tiny", "tar", 7, COUNT, 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5, {"vision_spread_ms": Spread(1, 2.0, 3.0)},
+FIGURES = NodeFigures("tiny", "tar", 7, COUNT, 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5, {"vision_spread_ms": Percentiles(1, 2.0, 3.0)},
                       [CameraFigures("rear", "/rear/image", 2.0, COUNT)])
 
 
@@ -66,7 +66,7 @@ def test_figures_carry_every_field_of_the_memory() -> None:
 
 def test_every_spread_of_the_figures_has_its_series() -> None:
     fields = stats_message(Time(), MEMORY, FIGURES).get_fields_and_field_types()
-    assert {name for name, kind in fields.items() if kind == "ros_kvstream/Spread"} == set(SPREADS)
+    assert {name for name, kind in fields.items() if kind == "ros_kvstream/Percentiles"} == set(SPREADS)
 
 
 def test_evidence_lists_experts_in_parallel() -> None:

@@ -244,7 +244,7 @@ def test_what_is_kept_is_drawn_while_somebody_looks(node: RunningNode, camera) -
 def test_clear_forgets_every_frame_and_the_node_goes_on(node: RunningNode, camera) -> None:
     publish(node, camera, 2)
     cleared = node.clear()
-    assert cleared.success and "frames forgotten" in cleared.message
+    assert cleared.success and "frames evicted" in cleared.message
     stats = node.until_stats(lambda now: now.frames_remembered == 0)
     assert stats.slots_used == 0 and accounted(stats)
     assert not node.ask("what is there ?").success

@@ -46,7 +46,7 @@ def test_parameter_names_are_distinct() -> None:
 
 def neighbours(name: str, limit: float) -> dict[str, float]:
     """Settings that have a limit together with this one, so that this one can go to its own."""
-    return {"ladder.int8": {"ladder.int4": 0.95 - limit}, "ladder.int4": {"ladder.int8": 0.95 - limit},
+    return {"quantized.int8": {"quantized.int4": 0.95 - limit}, "quantized.int4": {"quantized.int8": 0.95 - limit},
             "memory.high_water": {"memory.keep_ratio": 0.05}}.get(name, {})
 
 
@@ -95,7 +95,7 @@ def test_an_integer_is_accepted_where_a_number_is_wanted() -> None:
 
 
 def test_bare_words_of_yaml_are_taken_as_meant() -> None:
-    assert as_meant(BY_NAME["gate.mode"], False) == "off" and as_meant(BY_NAME["ladder.mode"], True) == "on"
+    assert as_meant(BY_NAME["gate.mode"], False) == "off" and as_meant(BY_NAME["quantized.mode"], True) == "on"
     assert as_meant(BY_NAME["autostart"], False) is False and as_meant(BY_NAME["memory.policy"], True) is True
     number = as_meant(BY_NAME["memory.budget_mib"], 64)
     assert number == 64.0 and isinstance(number, float)

@@ -14,13 +14,13 @@ import pytest
 from support.running_node import image, picture
 
 from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
-from ros_kvstream.node.accounting import FrameAccount
+from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.images import image_to_rgb
 from ros_kvstream.node.questions import PendingQuestion, Question
 from ros_kvstream.node.worker import Worker, WorkerEvents
 from ros_kvstream.settings import MemorySettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.memory import VideoMemory
 
 LONG = 30.0
 """Seconds after which a step that should be done is taken as stuck."""
@@ -54,7 +54,7 @@ class Setup:
         from support.tiny_models import qwen2_5_vl
 
         self.told = Recorded()
-        self.account = FrameAccount()
+        self.account = FrameCounters()
         self.frames = FrameQueue(64, self.account)
         self.model = qwen2_5_vl()
         events = WorkerEvents(
@@ -237,7 +237,7 @@ def test_a_memory_that_cannot_be_made_is_reported_and_the_thread_ends() -> None:
     def make() -> VideoMemory:
         raise BudgetError("too small")
 
-    account = FrameAccount()
+    account = FrameCounters()
     worker = Worker(FrameQueue(1, account), account, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
     with pytest.raises(BudgetError, match="too small"):
         worker.start(make).result(LONG)

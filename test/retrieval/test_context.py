@@ -8,11 +8,11 @@ import torch
 from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
-from ros_kvstream.answering import AnswerLimits
 from ros_kvstream.errors import QuestionError
 from ros_kvstream.retrieval.context import ContextBuilder, Filters
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.answer import AnswerLimits
+from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "what colour was the cone ?"
 
@@ -24,7 +24,7 @@ def memory_of(
     settings = StreamSettings(
         memory=memory,
         archive=ArchiveSettings(budget_mib=archive_mib, **archive),  # type: ignore[arg-type]
-        retrieval=retrieval or RetrievalSettings(top_k=3, newest_frames=2, spread="never", context="newest"),
+        retrieval=retrieval or RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest"),
     )
     return VideoMemory(settings, cheap_vision(qwen2_5_vl(layers=2, limit=2048, pixels=pixels)))
 
@@ -41,9 +41,9 @@ def feed(
 
 
 def build(memory: VideoMemory, filters: Filters | None = None):
-    builder = ContextBuilder(memory.model, memory.arena, memory.log, memory.clock, memory.recall)
+    builder = ContextBuilder(memory.model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
     ids = memory.model.suffix_ids(QUESTION)
-    start = memory.model.text_start(memory.clock.newest, memory._largest_side)
+    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
     room = memory.arena.plan.reserve_slots - len(ids) - memory.settings.memory.max_answer_tokens
     return builder.build(QUESTION, ids, start, filters or Filters(), room), start
 
@@ -92,8 +92,8 @@ def test_frames_that_left_the_arena_are_brought_back_as_they_were():
     assert int(times.max()) == int(newest.positions[..., 0][shown].min()) - 1
     for found in back:
         rows = layer.frames[0, appended] == found.frame_id
-        slot = memory.recall.archive.table.slot_of(found.frame_id)
-        archived = memory.recall.archive.fetch([slot])[0]
+        slot = memory.archive_retrieval.archive.table.slot_of(found.frame_id)
+        archived = memory.archive_retrieval.archive.fetch([slot])[0]
         raw = memory.arena.rotary.unrotate(layer.keys[:, appended][:, rows], layer.positions[:, appended][:, rows])
         torch.testing.assert_close(raw, archived.keys[1], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(layer.values[:, appended][:, rows], archived.values[1])
@@ -110,10 +110,10 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
     feed(shown, 6)
 
     def logits(memory: VideoMemory, visible: list[torch.Tensor] | None) -> torch.Tensor:
-        from ros_kvstream.answering import Answerer
+        from ros_kvstream.stream.answer import Answerer
 
-        start = memory.model.text_start(memory.clock.newest, memory._largest_side)
-        answerer = Answerer(memory.model, memory.arena, memory.log)
+        start = memory.model.text_start(memory.positions.newest, memory._largest_side)
+        answerer = Answerer(memory.model, memory.arena, memory.frame_index)
         return answerer._forward(memory.model.suffix_ids(QUESTION), start, visible)
 
     context, _ = build(shown)
@@ -124,7 +124,7 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
 def test_an_archive_that_is_off_changes_nothing():
     on = memory_of(RetrievalSettings(top_k=0))
     off = VideoMemory(replace(on.settings, archive=ArchiveSettings()), on.model)
-    assert off.recall is None
+    assert off.archive_retrieval is None
     for memory in (on, off):
         feed(memory, 40)
     assert same(contents(on.arena), contents(off.arena))
@@ -142,19 +142,19 @@ def test_time_and_camera_filters_hold_for_retrieved_frames():
         for found in answer.evidence:
             assert filters.get("camera") in (None, found.camera)
             assert found.stamp <= filters.get("until", np.inf) and found.stamp_end >= filters.get("since", 0)
-    assert 20.0 < memory.stats().oldest_stamp, "the arena had forgotten what the filter asks for"
+    assert 20.0 < memory.stats().oldest_stamp, "the arena had evicted what the filter asks for"
     with pytest.raises(QuestionError, match="widen"):
         memory.ask(QUESTION, since=500.0)
 
 
 def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room():
-    memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, room_tokens=10, context="newest"), keep_ratio=1.0)
+    memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, capacity_tokens=10, context="newest"), keep_ratio=1.0)
     feed(memory, 60)
     mark = memory.arena.mark()
     context, _ = build(memory)
     assert context.shown == (57, 58, 59)
     memory.arena.roll_back(mark)
-    builder = ContextBuilder(memory.model, memory.arena, memory.log, memory.clock, memory.recall)
+    builder = ContextBuilder(memory.model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
     ids = memory.model.suffix_ids(QUESTION)
     builder.build(QUESTION, ids, 200, Filters(), room=10)
     assert memory.arena.used - mark.used <= 10
@@ -166,8 +166,8 @@ def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room
 def test_only_a_large_archive_of_a_long_stream_stands_alone(count, period, newest_only):
     memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0)
     feed(memory, count, period=period)
-    large = memory.recall.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
-    assert (large, memory.clock.rebases > 0) == (count == 200, period > 2)
+    large = memory.archive_retrieval.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
+    assert (large, memory.positions.rebases > 0) == (count == 200, period > 2)
     shown = build(memory)[0].shown
     assert shown == ((count - 2, count - 1) if newest_only else tuple(sorted(memory.arena.frames_kept())))
 
@@ -182,10 +182,10 @@ def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames()
 
 
 def test_a_restart_with_a_folder_remembers_and_numbers_on(tmp_path):
-    memory = memory_of(place=str(tmp_path))
+    memory = memory_of(path=str(tmp_path))
     feed(memory, 60)
     memory.close()
-    again = memory_of(place=str(tmp_path))
+    again = memory_of(path=str(tmp_path))
     feed(again, 2, start=200)
     assert {record for record in again.arena.frames_kept()} == {60, 61}
     answer = again.ask(QUESTION, until=39.0)
@@ -197,10 +197,10 @@ def test_a_larger_frame_than_planned_for_is_reported_and_the_stream_goes_on():
     memory = memory_of(pixels=112 * 112)
     feed(memory, 3)
     memory.observe(np.zeros((56, 84, 3), np.uint8), 100.0)
-    status = memory.recall.status()
+    status = memory.archive_retrieval.status()
     assert status.frames == 3 and status.state == "degraded" and "archive.frame_patches" in status.message
     memory.observe(frame(7), 101.0)
-    assert memory.recall.status().frames == 4
+    assert memory.archive_retrieval.status().frames == 4
     assert memory.ask(QUESTION).evidence
 
 
@@ -217,5 +217,5 @@ def test_an_archive_budget_too_small_for_the_frames_is_reported_and_answers_go_o
     memory = memory_of(archive_mib=0.017)
     feed(memory, 5)
     assert memory.ask(QUESTION).evidence
-    status = memory.recall.status()
+    status = memory.archive_retrieval.status()
     assert status.state == "failed" and "archive.budget_mib" in status.message

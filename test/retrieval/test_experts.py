@@ -6,11 +6,11 @@ import torch
 from support.archives import SHAPE, make_archive, make_frame
 
 from ros_kvstream.errors import ModelError
-from ros_kvstream.evaluation.patrol import PatrolSettings, PatrolWorld
+from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.retrieval.external import external_scores, make_encoder
 from ros_kvstream.retrieval.internal import internal_scores, question_queries, score_plane, without_drift
 from ros_kvstream.retrieval.retriever import Retriever
-from ros_kvstream.retrieval.settings import RetrievalSettings
+from ros_kvstream.settings import RetrievalSettings
 
 HEADS = 4
 
@@ -19,17 +19,17 @@ HEADS = 4
 @pytest.mark.parametrize("head_pooling", ["max", "mean"])
 @pytest.mark.parametrize("mean_key", [True, False])
 def test_scores_are_the_pooled_dot_products_of_query_and_keys(patch_pooling, head_pooling, mean_key):
-    archive = make_archive(keep_ratio=1.0, lookup_keys=6, mean_key=mean_key)
+    archive = make_archive(keep_ratio=1.0, index_keys=6, mean_key=mean_key)
     frames = [make_frame(i) for i in range(5)]
     for frame in frames:
         archive.add(frame)
     query = torch.randn(HEADS, SHAPE.head_dim, generator=torch.Generator().manual_seed(1))
     scores = score_plane(
-        archive.table.lookup[1], torch.from_numpy(archive.table.frames["lookups"].astype("int64")), query,
+        archive.table.index_keys[1], torch.from_numpy(archive.table.frames["index_count"].astype("int64")), query,
         mean_key=mean_key, patch_pooling=patch_pooling, head_pooling=head_pooling, chunk=2,
     )  # fmt: skip
     for frame in frames:
-        keys = frame.keys[SHAPE.lookup_layers[1]].repeat_interleave(HEADS // SHAPE.kv_heads, 0)
+        keys = frame.keys[SHAPE.index_layers[1]].repeat_interleave(HEADS // SHAPE.kv_heads, 0)
         if patch_pooling == "mean" and mean_key:
             keys = keys.mean(1, keepdim=True)
         products = torch.einsum("hd,hpd->hp", query, keys) * SHAPE.head_dim**-0.5
@@ -42,7 +42,7 @@ def test_scores_are_the_pooled_dot_products_of_query_and_keys(patch_pooling, hea
 def test_slots_without_a_frame_are_never_ranked():
     archive = make_archive()
     archive.add(make_frame(3))
-    queries = {layer: torch.randn(HEADS, SHAPE.head_dim) for layer in SHAPE.lookup_layers}
+    queries = {layer: torch.randn(HEADS, SHAPE.head_dim) for layer in SHAPE.index_layers}
     scores = internal_scores(archive, queries, RetrievalSettings())
     assert scores.isfinite().sum() == 1
     ranked = Retriever(archive, RetrievalSettings()).rank("?", queries, archive.table.frames["live"])

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ros_kvstream.memory.archive_layout import FRAME
+from ros_kvstream.memory.archive.plan import FRAME
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, filter_slots, fuse
 from ros_kvstream.retrieval.now_gate import within_room
-from ros_kvstream.retrieval.order import asked_order, spread_moments
+from ros_kvstream.retrieval.order import asked_order, diverse_moments
 
 
 def table(stamps, cameras=None) -> np.ndarray:
@@ -94,8 +94,8 @@ def test_questions_of_order_are_told_by_their_words():
 
 def test_moments_for_order_come_from_the_right_end_or_around_the_thing_named():
     moments = [ranked(float(s)) for s in (30, 10, 50, 20, 40)]
-    assert [f.stamp for f in spread_moments(moments, "first", 2)] == [10, 20]
-    assert [f.stamp for f in spread_moments(moments, "last", 2)] == [50, 40]
-    assert [f.stamp for f in spread_moments(moments, "before", 3, anchor=ranked(30.0))] == [30, 20, 40]
-    assert [f.stamp for f in spread_moments(moments, "after", 3, anchor=ranked(30.0))] == [30, 40, 20]
-    assert [f.stamp for f in spread_moments(moments, "", 3)] == [10, 30, 50]
+    assert [f.stamp for f in diverse_moments(moments, "first", 2)] == [10, 20]
+    assert [f.stamp for f in diverse_moments(moments, "last", 2)] == [50, 40]
+    assert [f.stamp for f in diverse_moments(moments, "before", 3, anchor=ranked(30.0))] == [30, 20, 40]
+    assert [f.stamp for f in diverse_moments(moments, "after", 3, anchor=ranked(30.0))] == [30, 40, 20]
+    assert [f.stamp for f in diverse_moments(moments, "", 3)] == [10, 30, 50]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ros_kvstream.memory.archive import Archive
-from ros_kvstream.memory.archive_layout import ArchiveShape, plan_archive
-from ros_kvstream.memory.archive_records import ArchivedFrame, FrameToArchive
-from ros_kvstream.memory.archive_settings import ArchiveSettings
+from ros_kvstream.memory.archive.archive import Archive
+from ros_kvstream.memory.archive.plan import ArchiveShape, plan_archive
+from ros_kvstream.memory.archive.records import ArchivedFrame, FrameToArchive
+from ros_kvstream.settings import ArchiveSettings
 
-SHAPE = ArchiveShape(layers=3, kv_heads=2, head_dim=8, lookup_layers=(0, 2), patches=6, embedding=4, cameras=2)
+SHAPE = ArchiveShape(layers=3, kv_heads=2, head_dim=8, index_layers=(0, 2), patches=6, embedding=4, cameras=2)
 
 
 def make_frame(frame_id: int, *, stamp: float | None = None, camera: str = "front", thumbnail: bytes = b"",
@@ -27,8 +27,8 @@ def make_archive(budget_mib: float = 0.1, fingerprint: str = "", shape: ArchiveS
 
 
 def assert_same(found: ArchivedFrame, given: FrameToArchive, tolerance: float = 1e-3) -> None:
-    """The kept patches are those of the frame given, at their places."""
-    index = (found.places[:, 0] * given.grid[1] + found.places[:, 1]).long()
+    """The kept patches are those of the frame given, at their coordinates."""
+    index = (found.coordinates[:, 0] * given.grid[1] + found.coordinates[:, 1]).long()
     assert (found.stamp, found.camera, found.grid) == (given.stamp, given.camera, given.grid)
     torch.testing.assert_close(found.keys, given.keys[:, :, index], atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(found.values, given.values[:, :, index], atol=tolerance, rtol=tolerance)

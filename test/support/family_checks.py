@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from ros_kvstream.answering import Answerer
 from ros_kvstream.memory.budget import MIB, smallest_budget
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.settings import (
@@ -22,7 +21,8 @@ from ros_kvstream.settings import (
     RetrievalSettings,
     StreamSettings,
 )
-from ros_kvstream.stream import VideoMemory
+from ros_kvstream.stream.answer import Answerer
+from ros_kvstream.stream.memory import VideoMemory
 from support.arenas import contents, same
 
 QUESTION = "what colour is the cone ?"
@@ -39,7 +39,7 @@ def frames_of(seed: int, count: int, size: tuple[int, int] = SIZE) -> list[np.nd
 
 def stream_of(model: VideoLanguageModel, budget_mib: float = 4.0, **options: Any) -> VideoMemory:
     """A memory that evicts nothing, unless told otherwise."""
-    parts = {name: options.pop(name) for name in ("archive", "retrieval", "ladder") if name in options}
+    parts = {name: options.pop(name) for name in ("archive", "retrieval", "quantized") if name in options}
     values: dict[str, Any] = {"policy": "full", "max_question_tokens": 32, "max_answer_tokens": 16}
     memory = MemorySettings(budget_mib=budget_mib, **{**values, **options})
     return VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), **parts), model)
@@ -54,9 +54,9 @@ def feed(memory: VideoMemory, frames: Sequence[np.ndarray], stamps: Sequence[flo
 def question_logits(memory: VideoMemory, question: str = QUESTION) -> torch.Tensor:
     """Logits of the question's last token through the memory, rolled back afterwards."""
     memory._flush()
-    start = memory.model.text_start(memory.clock.newest, memory._largest_side)
+    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
     mark = memory.arena.mark()
-    logits = Answerer(memory.model, memory.arena, memory.log)._forward(memory.model.suffix_ids(question), start, None)
+    logits = Answerer(memory.model, memory.arena, memory.frame_index)._forward(memory.model.suffix_ids(question), start, None)
     memory.arena.roll_back(mark)
     return logits
 
@@ -186,13 +186,13 @@ class FamilyChecks:
         memory = stream_of(model, 4.0, archive=archive, retrieval=retrieval, block_frames=1)
         feed(memory, frames, range(len(frames)))
         expected = question_logits(memory)
-        assert memory.recall is not None
-        ids, start = model.suffix_ids(QUESTION), model.text_start(memory.clock.newest, memory._largest_side)
+        assert memory.archive_retrieval is not None
+        ids, start = model.suffix_ids(QUESTION), model.text_start(memory.positions.newest, memory._largest_side)
         mark = memory.arena.mark()
-        builder = ContextBuilder(model, memory.arena, memory.log, memory.clock, memory.recall)
+        builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
         context = builder.build(QUESTION, ids, start, Filters(), 4 * size)
         assert context is not None and len(context.evidence) == len(frames)
-        found = Answerer(model, memory.arena, memory.log)._forward(ids, start, context.visible)
+        found = Answerer(model, memory.arena, memory.frame_index)._forward(ids, start, context.visible)
         memory.arena.roll_back(mark)
         assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 
@@ -208,18 +208,18 @@ class FamilyChecks:
         late = stream_of(model, budget, policy="recent")
         feed(late, pictures, [50.0 + index for index in range(frames)])
         assert late.stats().rebases >= 2
-        assert late.clock.newest < model.position_limit
+        assert late.positions.newest < model.position_limit
         kept = sorted(late.arena.frames_kept())
         probe, early = (stream_of(model, budget, policy="recent") for _ in range(2))
         for memory in (probe, early):
-            memory.clock._zero_stamp = late.clock._zero_stamp
-        feed(probe, [pictures[frame] for frame in kept], [late.log[frame].stamp for frame in kept])
-        early.clock.newest = late.clock.newest - (probe.clock.newest - len(model.prefix_ids) + 1)
-        feed(early, [pictures[frame] for frame in kept], [late.log[frame].stamp for frame in kept])
+            memory.positions._zero_stamp = late.positions._zero_stamp
+        feed(probe, [pictures[frame] for frame in kept], [late.frame_index[frame].stamp for frame in kept])
+        early.positions.newest = late.positions.newest - (probe.positions.newest - len(model.prefix_ids) + 1)
+        feed(early, [pictures[frame] for frame in kept], [late.frame_index[frame].stamp for frame in kept])
         assert early.stats().rebases == 0
         held = {(kept.index(int(f)), *p) for f, p in _places(late)}
         early.arena.keep([torch.tensor([[(int(f), *p) in held for f, p in _places(early)]] * model.shape.kv_heads)])
-        assert early.clock.newest == late.clock.newest
+        assert early.positions.newest == late.positions.newest
         ours, theirs = question_logits(late), question_logits(early)
         assert (ours - theirs).abs().max() < 1e-4
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ros_kvstream.memory.policies import LayerSlots
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.memory.selection import LayerSlots
 
 
 @dataclass(frozen=True)

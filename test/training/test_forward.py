@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from ros_kvstream.evaluation.questions import KINDS
+from ros_kvstream.patrol.questions import KINDS
 from training.batch import Batch, ChatLayout, training_batch
 from training.checkpoint_files import make_config, make_processor, make_tokenizer
 from training.forward import answer_states, loss_and_right, normalise, see

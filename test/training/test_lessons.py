@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ros_kvstream.evaluation.questions import KINDS
+from ros_kvstream.patrol.questions import KINDS
 from training.batch import IGNORE, Batch, ChatLayout, training_batch
 from training.checkpoint_files import make_tokenizer
 from training.lessons import POINTERS, following_loss, pointing_loss

@@ -1,0 +1,1 @@
+"""The bounded second tier: frames that leave the arena, in host memory or in a crash-safe file."""

@@ -1,0 +1,347 @@
+"""The bounded second tier: what the arena forgets, sparse and packed, in host memory or in a folder."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ros_kvstream.errors import FrameError
+from ros_kvstream.memory.archive.file import ArchiveFile
+from ros_kvstream.memory.archive.patches import PatchSelector
+from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MIB, ArchivePlan
+from ros_kvstream.memory.archive.records import ArchivedFrame, ArchiveStatus, FrameToArchive
+from ros_kvstream.memory.archive.table import Claim, FrameTable
+from ros_kvstream.memory.archive.writer import ArchiveWriter
+
+log = logging.getLogger(__name__)
+
+
+class Archive:
+    """Takes every frame, keeps its telling patches, forgets by a stated rule, and gives moments back.
+
+    Everything is allocated at the start inside the plan's bytes. Safe to use from several threads.
+    """
+
+    def __init__(self, plan: ArchivePlan, fingerprint: str = "") -> None:
+        """Allocate; open or create the file when the plan has a folder.
+
+        A folder that cannot be written or has no room does not raise: the archive then reports ``failed`` and takes
+        nothing, and the stream goes on.
+
+        :param fingerprint: what the keys belong to (model and weights); a file of another one is refused.
+        :raises ArchiveError: when the folder's file is of other settings, damaged, or in use.
+        """
+        self.plan = plan
+        self.table = FrameTable(plan)
+        self._lock = threading.RLock()
+        self._selector = PatchSelector(plan.shape, plan.settings)
+        self._state, self._message = "ok", ""
+        self._dropped = self._lost = self._torn = 0
+        self._writer: ArchiveWriter | None = None
+        self._patches = torch.empty(0, plan.codec.row_bytes, dtype=torch.uint8)
+        self._stage = torch.empty(0, plan.codec.row_bytes, dtype=torch.uint8)
+        self._thumbnails = np.zeros((0, plan.settings.thumbnail_bytes), dtype=np.uint8)
+        if plan.on_disk:
+            self._open(fingerprint)
+        else:
+            self._patches = torch.zeros(plan.rows, plan.codec.row_bytes, dtype=torch.uint8)
+            self._stage = torch.zeros(plan.shape.patches, plan.codec.row_bytes, dtype=torch.uint8)
+            self._thumbnails = np.zeros((plan.frames, plan.settings.thumbnail_bytes), dtype=np.uint8)
+
+    def _open(self, fingerprint: str) -> None:
+        try:
+            file = ArchiveFile(self.plan, fingerprint)
+        except OSError as error:
+            self._state, self._message = "failed", describe_failure(error, self.plan.settings.path)
+            log.warning("archive: %s", self._message)
+            return
+        if not file.created:
+            self._restore(file)
+        self._writer = ArchiveWriter(self.plan, file, self._on_lost)
+
+    def _restore(self, file: ArchiveFile) -> None:
+        found: list[tuple[int, np.void]] = []
+        for slot, record in file.intact():
+            if record is None:
+                self._torn += 1
+            else:
+                found.append((slot, record))
+        taken = set(self.table.restore(found))
+        for slot, late in file.late_records():
+            entry = self.table.frames[slot]
+            if slot in taken and int(entry["sequence"]) == int(late["sequence"]):
+                entry["stamp_end"] = late["stamp_end"]
+                if late["embedded"]:
+                    entry["embedded"] = True
+                    self.table.embeddings[slot] = torch.from_numpy(np.array(late["embedding"]))
+
+    # -- in ---------------------------------------------------------------------------------------------------------
+
+    def add(self, frame: FrameToArchive) -> bool:
+        """Archive a frame's telling patches; False when it could not be taken (see ``status``).
+
+        :raises FrameError: when the frame does not fit the plan's shape.
+        """
+        shape = self.plan.shape
+        numbers = torch.arange(frame.grid[0] * frame.grid[1]) if frame.patches is None else frame.patches.cpu().long()
+        expected = (shape.layers, shape.kv_heads, len(numbers), shape.head_dim)
+        if tuple(frame.keys.shape) != expected or frame.values.shape != frame.keys.shape or expected[2] < 1:
+            raise FrameError(f"frame {frame.frame_id}: keys {tuple(frame.keys.shape)}, the archive takes {expected}")
+        cells = frame.grid[0] * frame.grid[1]
+        if max(cells, int(numbers.max()) + 1) > shape.patches:
+            raise FrameError(
+                f"frame {frame.frame_id} is of {frame.grid} patches, the archive was planned for {shape.patches}"
+            )
+        with self._lock:
+            if self._state == "failed":
+                self._lost += 1
+                return False
+            searched = frame.keys[list(shape.index_layers)].cpu()
+            kept, dissimilarity = self._choose(frame, searched, numbers)
+            stage = self._writer.stage() if self._writer else 0
+            if stage is None:
+                self._dropped += 1
+                return False
+            self._store(frame, kept, numbers[kept], dissimilarity, searched, stage)
+            return True
+
+    def _choose(self, frame: FrameToArchive, searched: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The telling patches and all that is no patch, int64 ascending; dissimilarity of each, 0 for no patch."""
+        patch = numbers < frame.grid[0] * frame.grid[1]
+        if bool(patch.all()):
+            return self._selector.choose(frame.camera, searched, frame.grid, numbers)
+        inside = patch.nonzero()[:, 0]
+        chosen, found = self._selector.choose(frame.camera, searched[:, :, inside], frame.grid, numbers[inside])
+        dissimilarity = torch.zeros(len(numbers)).index_copy_(0, inside, found)
+        return torch.cat([inside[chosen], (~patch).nonzero()[:, 0]]).sort().values, dissimilarity
+
+    def _store(
+        self,
+        frame: FrameToArchive,
+        kept: Tensor,
+        numbers: Tensor,
+        dissimilarity: Tensor,
+        searched: Tensor,
+        stage: int,
+    ) -> None:
+        """Put the patches ``kept`` of those given, ``numbers`` in the grid, into the table and its place."""
+        table, count = self.table, kept.numel()
+        claim = table.claim(count)
+        entry = table.frames[claim.slot]
+        fits = len(frame.thumbnail) <= self.plan.settings.thumbnail_bytes
+        thumbnail = np.frombuffer(frame.thumbnail if fits else b"", dtype=np.uint8)
+        index_count, entries = table.make_index_keys(searched, kept, dissimilarity)
+        table.index_keys[:, claim.slot] = 0
+        table.index_keys[:, claim.slot, :entries] = index_count
+        for name, value in (
+            ("sequence", claim.sequence),
+            ("frame_id", frame.frame_id),
+            ("stamp", frame.stamp),
+            ("stamp_end", frame.stamp if frame.stamp_end is None else frame.stamp_end),
+            ("novelty", float(dissimilarity.max())),
+            ("thumbnail_bytes", len(thumbnail)),
+            ("camera", table.camera_index(frame.camera)),
+            ("patches", count),
+            ("index_count", entries),
+            ("grid_rows", frame.grid[0]),
+            ("grid_columns", frame.grid[1]),
+            ("live", True),
+            ("embedded", False),
+        ):
+            entry[name] = value
+        packed = self._writer.buffers(stage)[0] if self._writer else self._stage
+        coordinates = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
+        index = kept.to(frame.keys.device)
+        self.plan.codec.encode(frame.keys[:, :, index], frame.values[:, :, index], coordinates, packed[:count])
+        if self._writer is None:
+            self._patches[torch.from_numpy(claim.rows).long()] = packed[:count]
+            self._thumbnails[claim.slot, : len(thumbnail)] = thumbnail
+        else:
+            record = self._writer.buffers(stage)[1]
+            record["frame"], record["camera_name"] = entry, frame.camera.encode()[:CAMERA_NAME_BYTES]
+            record["rows"], record["index_keys"] = table.rows[claim.slot], table.index_keys[:, claim.slot].numpy()
+            record["thumbnail"][0, : len(thumbnail)] = thumbnail
+            self._writer.submit(stage, claim)
+        if frame.embedding is not None:
+            self.complete(frame.frame_id, embedding=frame.embedding)
+
+    def complete(
+        self,
+        frame_id: int,
+        *,
+        embedding: NDArray[np.float32] | None = None,
+        stamp_end: float | None = None,
+    ) -> bool:
+        """Add what is known of a frame only later; False when the archive no longer holds it."""
+        with self._lock:
+            slot = self.table.slot_of(frame_id)
+            if slot is None:
+                return False
+            entry = self.table.frames[slot]
+            if stamp_end is not None:
+                entry["stamp_end"] = stamp_end
+            if embedding is not None:
+                self.table.embeddings[slot] = torch.as_tensor(np.asarray(embedding, dtype=np.float32))
+                entry["embedded"] = True
+            if self._writer is not None:
+                late = np.zeros(1, dtype=self.plan.late_type)
+                late["sequence"], late["stamp_end"] = entry["sequence"], entry["stamp_end"]
+                late["embedded"], late["embedding"] = entry["embedded"], self.table.embeddings[slot].numpy()
+                self._writer.submit_late(slot, late)
+            return True
+
+    # -- out --------------------------------------------------------------------------------------------------------
+
+    def fetch(self, slots: Sequence[int]) -> list[ArchivedFrame]:
+        """Bring frames back, in the order given; one that cannot be read is left out and reported."""
+        frames: list[ArchivedFrame] = []
+        with self._lock:
+            for slot in slots:
+                entry = self.table.frames[slot]
+                if not entry["live"]:
+                    continue
+                try:
+                    frames.append(self._fetch(slot, entry))
+                except OSError as error:
+                    self._degrade(error)
+        return frames
+
+    def _fetch(self, slot: int, entry: np.void) -> ArchivedFrame:
+        rows = self.table.rows[slot, : int(entry["patches"])]
+        packed = torch.empty(len(rows), self.plan.codec.row_bytes, dtype=torch.uint8)
+        if self._writer is None:
+            packed.copy_(self._patches[torch.from_numpy(rows).long()])
+        else:
+            self._writer.read(slot, rows, packed)
+        keys, values, coordinates = self.plan.codec.decode(packed)
+        return ArchivedFrame(
+            frame_id=int(entry["frame_id"]),
+            stamp=float(entry["stamp"]),
+            stamp_end=float(entry["stamp_end"]),
+            camera=self.table.camera_names[int(entry["camera"])],
+            grid=(int(entry["grid_rows"]), int(entry["grid_columns"])),
+            coordinates=coordinates,
+            keys=keys,
+            values=values,
+        )
+
+    def thumbnail(self, frame_id: int) -> bytes:
+        """A frame's JPEG; empty when there is none."""
+        with self._lock:
+            slot = self.table.slot_of(frame_id)
+            if slot is None:
+                return b""
+            if self._writer is not None:
+                return self._writer.thumbnail(slot)
+            return self._thumbnails[slot, : int(self.table.frames[slot]["thumbnail_bytes"])].tobytes()
+
+    @property
+    def newest_frame_id(self) -> int:
+        """Highest frame id held, -1 when empty; a stream that reopens an archive numbers on from here."""
+        live = self.table.frames["frame_id"][self.table.frames["live"]]
+        return int(live.max()) if live.size else -1
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> str:
+        """Name of the file in the archive's folder that no other file has; empty for one in memory."""
+        return self._writer.identity if self._writer is not None else ""
+
+    def forget(self, frame_ids: Sequence[int]) -> None:
+        """Give up these frames, on disk too; those that are not held are no error."""
+        with self._lock:
+            for slot in (self.table.slot_of(frame_id) for frame_id in frame_ids):
+                if slot is not None:
+                    self.table.release(slot)
+                    if self._writer is not None:
+                        self._writer.void(slot)
+
+    def clear(self) -> None:
+        """Forget everything, on disk too."""
+        with self._lock:
+            self.table.clear()
+            self._selector.clear()
+            if self._writer is not None:
+                self._writer.clear()
+
+    def wait(self) -> None:
+        """Return when everything archived so far is in the file."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def close(self) -> None:
+        """Write what is queued and close the file; takes nothing afterwards."""
+        with self._lock:
+            writer, self._writer = self._writer, None
+            self._state, self._message = "failed", "the archive is closed"
+        if writer is not None:
+            writer.close()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all live arrays in memory (the transient working room of the plan is not among them)."""
+        staged = self._writer.allocated_bytes if self._writer else self._stage.untyped_storage().nbytes()
+        held = self._patches.untyped_storage().nbytes() + self._thumbnails.nbytes
+        return self.table.allocated_bytes + self._selector.allocated_bytes + staged + held
+
+    def status(self) -> ArchiveStatus:
+        """How the archive is doing."""
+        with self._lock:
+            stamps = self.table.frames["stamp"][self.table.frames["live"]]
+            plan = self.plan
+            per_frame = plan.frame_bytes + (plan.slot_type.itemsize if plan.on_disk else 0)
+            return ArchiveStatus(
+                state=self._state,
+                message=self._message,
+                frames=self.table.count,
+                patches=self.table.rows_used,
+                frame_capacity=plan.frames,
+                patch_capacity=plan.rows,
+                budget_bytes=int(plan.settings.budget_mib * MIB),
+                memory_bytes=self.allocated_bytes,
+                disk_bytes=sum(plan.disk_parts.values()) if self._writer else 0,
+                used_bytes=self.table.count * per_frame + self.table.rows_used * plan.codec.row_bytes,
+                evicted=self.table.evicted,
+                dropped=self._dropped,
+                lost=self._lost,
+                torn=self._torn,
+                oldest_stamp=float(stamps.min()) if stamps.size else 0.0,
+                newest_stamp=float(stamps.max()) if stamps.size else 0.0,
+            )
+
+    def _on_lost(self, claim: Claim, error: OSError) -> None:
+        with self._lock:
+            if claim.slot >= 0:
+                self._lost += 1
+                entry = self.table.frames[claim.slot]
+                if entry["live"] and int(entry["sequence"]) == claim.sequence:
+                    self.table.release(claim.slot)
+            self._degrade(error)
+
+    def _degrade(self, error: OSError) -> None:
+        if self._state == "ok":
+            log.warning("archive: %s", describe_failure(error, self.plan.settings.path))
+        if self._state != "failed":
+            self._state, self._message = "degraded", describe_failure(error, self.plan.settings.path)
+
+
+def describe_failure(error: OSError, place: str) -> str:
+    """What failed and what to do, for diagnostics."""
+    remedies = {
+        errno.ENOSPC: "free space there or lower archive.budget_mib",
+        errno.EDQUOT: "free space there or lower archive.budget_mib",
+        errno.EROFS: "mount it writable or set archive.path to another folder",
+        errno.EACCES: "give write permission or set archive.path to another folder",
+        errno.EPERM: "give write permission or set archive.path to another folder",
+        errno.ENOTDIR: "set archive.path to a folder",
+    }
+    remedy = remedies.get(error.errno or 0, "check the disk or set archive.path to another folder")
+    return f"archive.path = {place!r}: {error.strerror or error}; frames are not archived. Remedy: {remedy}."

@@ -1,0 +1,1 @@
+"""The arena in 16, 8 and 4 bits."""

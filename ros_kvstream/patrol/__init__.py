@@ -1,0 +1,1 @@
+"""A synthetic world with known answers: patrol streams and questions about them."""

@@ -1,0 +1,191 @@
+"""Questions about a stream of the patrol world, with their answers and the stamps that hold the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ros_kvstream.patrol.scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES
+
+if TYPE_CHECKING:
+    from ros_kvstream.patrol.patrol import PatrolWorld, Sighting
+
+NOTHING = "nothing"
+ABSENT = "none"
+UNKNOWN = "i do not know"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question as asked after a certain frame."""
+
+    text: str
+    answer: str
+    kind: str
+    """One of KINDS, or "unknown" (a question that cannot be understood)."""
+    when: str
+    """"now" when the newest frame holds the answer, "before" otherwise."""
+    evidence: tuple[float, ...]
+    """Stamps of the frames that hold the answer, oldest first; empty for things that never were."""
+
+
+PHRASES: dict[str, tuple[str, ...]] = {
+    "colour": ("what colour was the {x}?", "which colour did the {x} have?", "what was the colour of the {x}?"),
+    "where": ("where was the {x}?", "where did you see the {x}?", "where in the picture was the {x}?"),
+    "first": ("what did you see first?", "what was the first thing you saw?", "what came first?"),
+    "last": ("what did you see last?", "what was the last thing you saw?", "what came last?"),
+    "before": ("what came before the {x}?", "what did you see before the {x}?"),
+    "after": ("what came after the {x}?", "what did you see after the {x}?"),
+    "how_many": ("how many {xs} were there?", "how many {xs} did you see?"),
+    "any": ("was there a {x}?", "did you see a {x}?", "was there any {x}?"),
+    "room": ("which room was the {x} in?", "in which room did you see the {x}?"),
+    "view_now": ("what is in view now?", "what do you see now?", "what do you see?"),
+    "room_now": ("which room is this?", "which room are you in now?", "where are you now?"),
+}
+KINDS = tuple(PHRASES)
+"""Every kind that can be answered from the stream."""
+
+UNKNOWN_PHRASES = (
+    "what colour was the {u}?", "where was the {u}?", "how many {u} were there?", "was there a {u}?",
+    "what came after the {u}?", "which room was the {u} in?", "{u} {u} {u}?", "what is the {u} of {u}?", "{u}?",
+    "did you {u} the {x}?", "who {u} the {u}?", "{u} the {x} {u} now?", "what {u} {u}?",
+    "{u}", "{u} {u}", "{u}!", "{u} {u} {u}.", "please {u} me", "tell me the {u}", "{u}, {u} the {x}",
+)  # fmt: skip
+SPELLINGS = {"colour": "color"}
+"""Words that are understood in both spellings."""
+
+PLURALS = {
+    "cone": "cones", "ball": "balls", "box": "boxes", "tyre": "tyres",
+    "cross": "crosses", "star": "stars", "kite": "kites", "pipe": "pipes",
+}  # fmt: skip
+
+
+def vocabulary() -> list[str]:
+    """Every word of questions and answers, and the punctuation, sorted."""
+    text = " ".join(phrase for phrases in PHRASES.values() for phrase in phrases)
+    text += " ".join(UNKNOWN_PHRASES) + " who i do not know yes no please tell me . , ! ' user assistant system"
+    for mark in ("{x}", "{xs}", "{u}", "?"):
+        text = text.replace(mark, " ")
+    words = set(text.split()) | {"?", ABSENT, NOTHING, *SPELLINGS.values(), *NUMBERS, *COLOURS, *SHAPES, *ROOMS}
+    words |= set(PLURALS.values()) | {word for place in PLACES for word in place.split()}
+    return sorted(words)
+
+
+def make_questions(world: PatrolWorld, count: int, at: int, seed: int, kinds: Sequence[str] = ()) -> list[Question]:
+    """Return up to ``count`` questions as asked right after frame ``at``; the kinds take turns from a random start."""
+    random = np.random.default_rng([20252, world.settings.seed, at, seed])
+    turns = list(kinds or KINDS)
+    if not kinds:
+        random.shuffle(turns)
+    found: list[Question] = []
+    asker = Asker(world, at, random)
+    for turn in range(3 * max(count, len(turns))):
+        if len(found) == count:
+            break
+        question = asker.ask(turns[turn % len(turns)])
+        if question is not None and question not in found:
+            found.append(question)
+    return found
+
+
+class Asker:
+    """Makes questions about what was seen up to frame ``at``."""
+
+    def __init__(self, world: PatrolWorld, at: int, random: np.random.Generator) -> None:
+        """Look up what was seen."""
+        self._world, self._at, self._random = world, at, random
+        self._seen = [sighting for sighting in world.sightings if sighting.first <= at]
+        self._absent = [shape for shape in SHAPES if shape not in {sighting.shape for sighting in self._seen}]
+        self._now = world.stamp(at)
+        self._makers: dict[str, Callable[[str], Question | None]] = {
+            "colour": self._attribute, "where": self._attribute, "how_many": self._attribute, "room": self._attribute,
+            "first": self._end, "last": self._end, "before": self._neighbour, "after": self._neighbour,
+            "any": self._any, "view_now": self._view_now, "room_now": self._room_now, "unknown": self._unknown,
+        }  # fmt: skip
+
+    def ask(self, kind: str) -> Question | None:
+        """Return one question of this kind, or None where the stream so far gives none."""
+        return self._makers[kind](kind)
+
+    def _make(self, kind: str, answer: str, evidence: Sequence[Sighting], shape: str = "") -> Question:
+        phrase = str(self._random.choice(PHRASES[kind]))
+        text = phrase.replace("{xs}", PLURALS.get(shape, "")).replace("{x}", shape)
+        if self._random.random() < 0.1:
+            text = text.replace("colour", SPELLINGS["colour"])
+        stamps = tuple(
+            self._world.stamp(frame)
+            for sighting in evidence
+            for frame in range(sighting.first, min(sighting.last, self._at) + 1)
+        )
+        return self._label(text, answer, kind, stamps)
+
+    def _label(self, text: str, answer: str, kind: str, stamps: tuple[float, ...]) -> Question:
+        now = kind.endswith("_now") or (bool(stamps) and stamps[-1] >= self._now)
+        return Question(text, answer, kind, "now" if now else "before", tuple(sorted(stamps)))
+
+    def _pick(self, options: Sequence[Sighting]) -> Sighting:
+        return options[int(self._random.integers(len(options)))]
+
+    def _attribute(self, kind: str) -> Question | None:
+        """Ask for a property of one thing; now and then of one that never was."""
+        if self._absent and (kind == "how_many" or not self._seen) and self._random.random() < 0.12:
+            return self._make(kind, ABSENT, (), str(self._random.choice(self._absent)))
+        if not self._seen:
+            return None
+        if self._absent and self._random.random() < 0.05:
+            return self._make(kind, ABSENT, (), str(self._random.choice(self._absent)))
+        thing = self._pick(self._seen)
+        answers = {
+            "colour": thing.colour, "where": thing.place,
+            "how_many": NUMBERS[thing.number - 1], "room": f"the {thing.room}",
+        }  # fmt: skip
+        return self._make(kind, answers[kind], (thing,), thing.shape)
+
+    def _end(self, kind: str) -> Question | None:
+        if not self._seen:
+            return None
+        thing = self._seen[0 if kind == "first" else -1]
+        return self._make(kind, f"the {thing.shape}", (thing,))
+
+    def _neighbour(self, kind: str) -> Question | None:
+        """Ask what came right before or after; seldom of the first or last thing, where it is nothing."""
+        if len(self._seen) < 2:
+            return None
+        step = -1 if kind == "before" else 1
+        index = int(self._random.integers(len(self._seen)))
+        other = index + step
+        if not 0 <= other < len(self._seen):
+            if self._random.random() < 0.5:
+                return self._make(kind, NOTHING, (self._seen[index],), self._seen[index].shape)
+            index, other = index - step, other - step
+        pair = sorted((self._seen[index], self._seen[other]), key=lambda thing: thing.first)
+        return self._make(kind, f"the {self._seen[other].shape}", pair, self._seen[index].shape)
+
+    def _any(self, kind: str) -> Question | None:
+        present = bool(self._seen) and (not self._absent or self._random.random() < 0.5)
+        if present:
+            thing = self._pick(self._seen)
+            return self._make(kind, "yes", (thing,), thing.shape)
+        return self._make(kind, "no", (), str(self._random.choice(self._absent)))
+
+    def _view_now(self, kind: str) -> Question | None:
+        thing = self._world.sighting(self._at)
+        answer = NOTHING if thing is None else f"the {thing.colour} {thing.shape}"
+        return self._label(str(self._random.choice(PHRASES[kind])), answer, kind, (self._now,))
+
+    def _room_now(self, kind: str) -> Question | None:
+        answer = f"the {self._world.room(self._at)}"
+        return self._label(str(self._random.choice(PHRASES[kind])), answer, kind, (self._now,))
+
+    def _unknown(self, kind: str) -> Question | None:
+        text = str(self._random.choice(UNKNOWN_PHRASES)).replace("{x}", str(self._random.choice(SHAPES)))
+        while "{u}" in text:
+            text = text.replace("{u}", self._strange_word(), 1)
+        return Question(text, UNKNOWN, kind, "before", ())
+
+    def _strange_word(self) -> str:
+        return "".join(self._random.choice(list("bdfgklmnprstvz")) + self._random.choice(list("aeiou"))
+                       for _ in range(int(self._random.integers(2, 5))))  # fmt: skip

@@ -1,0 +1,1 @@
+"""Bags and videos: reading frames, finding topics, replaying, writing."""

@@ -1,0 +1,98 @@
+"""The demo's report: judging answers, accounting for frames, and what a person reads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from ros_kvstream.commands.demo_plan import PlannedQuestion
+from ros_kvstream.commands.demo_report import (
+    frames_report,
+    is_correct,
+    latency_report,
+    question_report,
+    show,
+    show_reply,
+)
+
+STAMPS = [100.0, 101.0, 102.0, 103.0]
+LATENCY = ("queue_ms", "flush_ms", "retrieval_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms")
+
+
+def reply(answer: str = "red", *, expected: str | None = "red", asked_at: float = 101.0, success: bool = True) -> Any:
+    def stamp(seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(sec=int(seconds), nanosec=round(seconds % 1 * 1e9))
+
+    expert = {"experts": ["internal"], "ranks": [1], "scores": [2.0]}
+    frame = SimpleNamespace(stamp=stamp(100.5), camera="front", score=0.5, **expert)
+    response = SimpleNamespace(
+        success=success, message="" if success else "busy", answer=answer if success else "", asked_at=stamp(asked_at),
+        evidence=[frame] if success else [], latency=SimpleNamespace(**dict.fromkeys(LATENCY, 12.0)),
+    )  # fmt: skip
+    planned = PlannedQuestion("what colour was the cone?", 1, 2, "colour" if expected else "", expected, (100.0,))
+    return SimpleNamespace(planned=planned, response=response)
+
+
+def test_an_answer_is_right_wrong_or_not_to_be_judged() -> None:
+    assert is_correct(reply("red"), STAMPS) is True
+    assert is_correct(reply("The RED."), STAMPS) is True
+    assert is_correct(reply("red cone"), STAMPS) is False
+    assert is_correct(reply("blue"), STAMPS) is False
+    assert is_correct(reply(success=False), STAMPS) is False
+    assert is_correct(reply("red", asked_at=102.0), STAMPS) is True
+    assert is_correct(reply("red", asked_at=103.0), STAMPS) is None
+    assert is_correct(reply("red", expected=None), []) is None
+
+
+def test_a_question_has_exactly_the_documented_keys() -> None:
+    entry = question_report(reply(), True, True)
+    assert list(entry) == ["question", "expected", "answer", "correct", "asked_at", "kind", "left_window", "evidence"]
+    assert entry["evidence"] == [{"stamp": 100.5, "camera": "front", "score": 0.5}]
+    assert question_report(reply(success=False), False, True)["message"] == "busy"
+
+
+def test_frames_that_the_node_never_heard_of_are_dropped_too() -> None:
+    stats = SimpleNamespace(frames_published=97, frames_seen=90, frames_kept=60, frames_gated=30,
+                            drop_causes=["queue", "sequence_gap"], drop_counts=[5, 2])  # fmt: skip
+    frames = frames_report(100, stats)
+    assert frames["dropped"] == {"queue": 5, "sequence_gap": 2, "not_received": 3}
+    assert frames["published"] == frames["seen"] + sum(frames["dropped"].values())
+
+
+def test_latency_is_of_answered_questions_only() -> None:
+    assert latency_report([reply(), reply(success=False)])["total_ms"] == {"median": 12.0, "max": 12.0}
+    assert latency_report([reply(success=False)]) == {}
+
+
+def shown(*replies: Any, width: int = 100) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))
+    entries = [question_report(one, is_correct(one, STAMPS), True) for one in replies]
+    for one, entry in zip(replies, entries, strict=True):
+        show_reply(console, one, entry, 100.0, 0.5)
+    memory = {"budget_bytes": 1 << 20, "used_bytes": 1 << 19, "peak_bytes": 1 << 20, "process_bytes": 300 << 20}
+    frames = {"published": 5, "seen": 3, "kept": 2, "gated": 1, "dropped": {"queue": 2, "encoding": 0}}
+    show({"questions": entries, "memory": memory, "frames": frames, "latency": latency_report(replies),
+          "versions": {"model": "tiny (untrained)"}}, console)  # fmt: skip
+    return console.export_text()
+
+
+def test_a_person_reads_answers_evidence_and_every_figure() -> None:
+    text = shown(reply("red"), reply("blue"), reply(success=False))
+    for part in ("what colour was the cone?", "✓ red", "✗ blue expected: red", "no answer: busy",
+                 "0.5 s front 0.5000: internal #1 (2.00)", "1 of 3 right",
+                 "3 were about what had long left",
+                 "0.500 of 1.000 MiB used", "5 published = 3 seen + 2 dropped (queue 2)", "2 kept + 1 gated",
+                 "12.0 ms", "tiny (untrained)"):  # fmt: skip
+        assert part in " ".join(text.split()), part
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_markup_in_an_answer_is_only_text() -> None:
+    assert "[red]x[/blue]" in shown(reply("[red]x[/blue]"))
+
+
+def test_a_recording_without_known_answers_is_not_judged() -> None:
+    text = shown(reply("red", expected=None))
+    assert "→ red" in text and "nobody knows the right answers" in text and "✗" not in text

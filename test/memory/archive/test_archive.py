@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.archives import SHAPE, assert_same, make_archive, make_frame
+
+from ros_kvstream.errors import BudgetError, FrameError
+from ros_kvstream.memory.archive.plan import MIB, plan_archive
+from ros_kvstream.settings import ArchiveSettings
+
+
+def live_ids(archive) -> list[int]:
+    table = archive.table.frames
+    return sorted(table["frame_id"][table["live"]].tolist())
+
+
+def test_a_frame_comes_back_as_it_went_in():
+    archive = make_archive(keep_ratio=1.0)
+    given_frames = [make_frame(i, camera="front" if i % 2 else "rear") for i in range(5)]
+    for frame in given_frames:
+        assert archive.add(frame)
+    for frame in given_frames:
+        slot = archive.table.slot_of(frame.frame_id)
+        found = archive.fetch([slot])[0]
+        assert found.coordinates.shape == (6, 2)
+        assert_same(found, frame)
+
+
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_live_arrays_and_file_take_exactly_the_planned_bytes_within_the_cap(place, tmp_path):
+    where = "memory" if place == "memory" else str(tmp_path)
+    archive = make_archive(budget_mib=0.2, path=where, thumbnail_bytes=64)
+    plan = archive.plan
+    working = plan.memory_parts["working room"]
+    assert archive.allocated_bytes == sum(plan.memory_parts.values()) - working
+    on_disk = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert on_disk == sum(plan.disk_parts.values())
+    assert archive.allocated_bytes + on_disk + working <= 0.2 * MIB
+    assert plan_archive(SHAPE, plan.settings).frames == plan.frames
+    archive.close()
+
+
+def test_nothing_grows_over_a_stream_many_times_the_capacity():
+    archive = make_archive(budget_mib=0.05)
+    before = archive.allocated_bytes
+    for i in range(20 * archive.plan.frames):
+        assert archive.add(make_frame(i))
+        assert archive.table.count <= archive.plan.frames
+        assert archive.table.rows_used <= archive.plan.rows
+    assert archive.allocated_bytes == before
+    assert archive.status().evicted > 0
+
+
+def test_when_full_all_of_the_time_stays_covered_and_older_stretches_are_sparser():
+    archive = make_archive(budget_mib=0.1, novelty_weight=0.0, age_weight=1.0)
+    frames = 30 * archive.plan.frames
+    for i in range(frames):
+        archive.add(make_frame(i, like=0))
+    kept = np.array(live_ids(archive))
+    assert kept[0] == 0 and kept[-1] == frames - 1
+    tenths = np.histogram(kept, bins=10, range=(0, frames))[0]
+    assert (tenths > 0).all(), tenths
+    assert tenths[-1] > 2 * tenths[0]
+    assert np.diff(kept).max() < frames / 5
+
+
+def test_with_no_age_weight_all_times_are_covered_alike():
+    archive = make_archive(budget_mib=0.1, novelty_weight=0.0, age_weight=0.0)
+    frames = 16 * archive.plan.frames
+    for i in range(frames):
+        archive.add(make_frame(i, like=0))
+    tenths = np.histogram(live_ids(archive), bins=10, range=(0, frames))[0]
+    assert tenths.min() > 0.4 * tenths.max(), tenths
+
+
+def test_telling_frames_outlive_dull_ones():
+    archive = make_archive(budget_mib=0.05)
+    frames = 20 * archive.plan.frames
+    telling = set(range(37, frames, 97))
+    for i in range(frames):
+        archive.add(make_frame(i, like=i if i in telling else 0))
+    kept = telling & set(live_ids(archive))
+    assert len(kept) > 0.8 * len(telling)
+
+
+def test_every_cameras_first_and_newest_frame_stay():
+    archive = make_archive(budget_mib=0.05)
+    frames = 10 * archive.plan.frames
+    for i in range(frames):
+        archive.add(make_frame(i, like=0, camera="rear" if i % 7 == 3 else "front"))
+    kept = set(live_ids(archive))
+    newest_rear = max(i for i in range(frames) if i % 7 == 3)
+    assert {0, 3, frames - 1, newest_rear} <= kept
+
+
+def test_kept_share_of_the_stream_is_near_the_ratio_and_dull_frames_keep_one_patch():
+    archive = make_archive(budget_mib=2.0, keep_ratio=0.3, guard=0)
+    for i in range(200):
+        archive.add(make_frame(i))
+    patches = archive.table.frames["patches"][archive.table.frames["live"]]
+    assert patches.min() >= 1
+    assert abs(patches.mean() / SHAPE.patches - 0.3) < 0.06
+    dull = make_archive(budget_mib=2.0, keep_ratio=0.3)
+    for i in range(50):
+        dull.add(make_frame(i, like=0))
+    table = dull.table.frames
+    assert table["patches"][table["live"] & (table["frame_id"] > 0)].tolist() == [1] * 49
+
+
+def test_a_late_embedding_and_time_span_are_kept():
+    archive = make_archive()
+    archive.add(make_frame(7))
+    assert archive.complete(7, embedding=np.array([1, 2, 3, 4], np.float32), stamp_end=9.5)
+    assert not archive.complete(8, stamp_end=1.0)
+    slot = archive.table.slot_of(7)
+    assert archive.table.embeddings[slot].tolist() == [1, 2, 3, 4]
+    assert archive.fetch([slot])[0].stamp_end == 9.5
+
+
+def test_thumbnails_are_kept_up_to_their_room():
+    archive = make_archive(thumbnail_bytes=16)
+    archive.add(make_frame(1, thumbnail=b"small"))
+    archive.add(make_frame(2, thumbnail=b"x" * 17))
+    assert archive.thumbnail(1) == b"small"
+    assert archive.thumbnail(2) == b"" and archive.thumbnail(3) == b""
+
+
+def test_frames_of_a_wrong_shape_are_refused_and_change_nothing():
+    archive = make_archive()
+    frame = make_frame(1)
+    with pytest.raises(FrameError, match="frame 1"):
+        archive.add(type(frame)(1, 0.0, "front", (2, 4), frame.keys, frame.values))
+    big = torch.zeros(SHAPE.layers, SHAPE.kv_heads, 20, SHAPE.head_dim)
+    with pytest.raises(FrameError, match="planned for 6"):
+        archive.add(type(frame)(1, 0.0, "front", (4, 5), big, big))
+    assert archive.table.count == 0
+
+
+def test_a_budget_too_small_names_the_smallest_that_works():
+    with pytest.raises(BudgetError) as caught:
+        plan_archive(SHAPE, ArchiveSettings(budget_mib=0.001))
+    smallest = float(str(caught.value).split("at least ")[1].split(",")[0])
+    assert plan_archive(SHAPE, ArchiveSettings(budget_mib=smallest)).frames >= 2
+
+
+def test_clear_forgets_everything():
+    archive = make_archive()
+    for i in range(10):
+        archive.add(make_frame(i))
+    archive.clear()
+    assert archive.status().frames == 0 and archive.newest_frame_id == -1
+    archive.add(make_frame(11))
+    assert archive.newest_frame_id == 11
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_no_patch_row_is_ever_shared_or_lost(data):
+    archive = make_archive(budget_mib=0.03, keep_ratio=data.draw(st.sampled_from([0.2, 0.5, 1.0])))
+    for i in range(data.draw(st.integers(1, 80))):
+        archive.add(make_frame(i, stamp=float(data.draw(st.integers(0, 50))), like=data.draw(st.integers(0, 3))))
+        table = archive.table
+        live = np.flatnonzero(table.frames["live"])
+        rows = [row for slot in live for row in table.rows[slot, : table.frames["patches"][slot]]]
+        assert len(set(rows)) == len(rows) == table.rows_used
+        assert len(live) == table.count
