@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ros_kvstream.commands.evaluate_plan import patrol_episodes
-from ros_kvstream.commands.evaluate_table import GridProgress
+from ros_kvstream.commands.evaluate import run_with_progress
 from ros_kvstream.errors import KvStreamError
-from ros_kvstream.evaluation.executors import Runner, run_local
-from ros_kvstream.evaluation.grid import Cell, Episode, Override, make_jobs
+from ros_kvstream.evaluation.episodes import Episode, patrol_episodes
+from ros_kvstream.evaluation.executors import Runner
+from ros_kvstream.evaluation.grid import Cell, Override, make_jobs
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.evaluation.results import ResultsFolder
 from ros_kvstream.evaluation.scoring import Pattern
 from ros_kvstream.evaluation.summary import CellSummary, Line, summarise
-from ros_kvstream.recordings.bag_frames import BagSource
-from ros_kvstream.settings import POLICIES
+from ros_kvstream.memory.policies import policy_names
+from ros_kvstream.recordings.bags import BagSource
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ QUESTIONS = 24
 SHARES = (0.03, 0.0625, 0.125, 0.25, 0.5, 1.0)
 ARCHIVE_SHARES = (0.03, 0.0625, 0.125, 0.25)
 ARCHIVE_MIB = 1.0
-EVICTING = tuple(policy for policy in POLICIES if policy != "full")
+EVICTING = tuple(policy for policy in policy_names() if policy != "full")
 FULL_SHARE = 1.02
 """The full cache needs a frame's room beyond the last one."""
 SHORT_TEXT: tuple[Override, ...] = (("memory.max_answer_tokens", 8), ("memory.max_question_tokens", 32))
@@ -100,10 +100,10 @@ class Measurement:
         jobs = make_jobs(cells, episodes)
         todo = [job for job in jobs if job.key not in self._folder.done]
         self._console.print(f"[bold]{title}[/]: {len(jobs)} runs, {len(jobs) - len(todo)} done before")
-        with GridProgress(self._console, todo) as progress:
-            for job, result in run_local(todo, self._runner, progress.frames):
-                self._folder.add(result)
-                progress.finished(job, result)
+        for result in run_with_progress(
+            self._console, todo, lambda observed: ((job, self._runner.run(job, observed)) for job in todo)
+        ):
+            self._folder.add(result)
         keys = [job.key for job in jobs]
         return tuple(summarise(self._folder.runs(keys), self._folder.lines(keys)))
 

@@ -59,9 +59,9 @@ def frame_cost(
     stream = VideoMemory(StreamSettings(ModelSettings(path=model, device="cpu"), memory))
     meter, kept, seen = Meter(), 0, scene or Room(0)
     for owner, method, part in (
-        (stream.frame_filter, "decide", "gate"), (stream.model, "_patches", "resize"),
+        (stream.ingest.frame_filter, "decide", "gate"), (stream.model, "_patches", "resize"),
         (stream.model, "encode_grids", "vision tower"), (stream.model, "forward", "prefill"),
-        (stream, "_make_room", "compaction"),
+        (stream.ingest, "make_room", "compaction"),
     ):  # fmt: skip
         if hasattr(owner, method):  # families without patches of their own resize inside the tower's call
             setattr(owner, method, meter.wrap(part, getattr(owner, method)))

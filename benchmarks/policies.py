@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from ros_kvstream.settings import POLICIES, ModelSettings
+from ros_kvstream.memory.policies import policy_names
+from ros_kvstream.settings import ModelSettings
 
 if TYPE_CHECKING:
     from ros_kvstream.models.base import VideoLanguageModel
 
 SHARES = (0.25, 0.125, 0.0625)
 """Frame slots as a share of the full cache."""
-EVICTING = tuple(name for name in POLICIES if name != "full")
+EVICTING = tuple(name for name in policy_names() if name != "full")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -91,7 +91,7 @@ def run_trial(model: VideoLanguageModel, stream: EncodedStream, trial: Trial) ->
     """Show the stream to a VideoMemory of the trial's size and ask the questions after the last frame."""
     memory = VideoMemory(_settings(model, stream, trial), cast(VideoLanguageModel, _KnownPictures(model, stream)))
     if trial.replacement is not None:
-        memory.policy = trial.replacement(memory.policy)
+        memory.ingest.policy = trial.replacement(memory.ingest.policy)
     for frame, stamp in zip(stream.frames, stream.stamps, strict=True):
         memory.observe(frame, stamp)
     score = Score()
@@ -114,7 +114,7 @@ def _settings(model: VideoLanguageModel, stream: EncodedStream, trial: Trial) ->
     memory = MemorySettings(
         budget_mib=budget / MIB,
         policy=trial.policy,
-        policy_options=trial.options,
+        policy_settings=trial.options,
         keep_ratio=trial.keep_ratio,
         block_frames=trial.block_frames,
         max_question_tokens=MAX_QUESTION_TOKENS,

@@ -122,7 +122,7 @@ def memory_states(memory: VideoMemory, question: str) -> list[LayerStates]:
         states.append((view.unrotated_keys.clone(), view.values.float(), view.positions.clone()))
     with model.capture_queries(list(layers)) as captured:
         memory.ask(question, max_new_tokens=1)
-    start = model.text_start(memory.positions.newest, memory._largest_side)
+    start = memory.ingest.text_start
     found = []
     for index, (keys, values, positions) in enumerate(states):
         queries = captured[index]

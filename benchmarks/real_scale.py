@@ -121,14 +121,14 @@ def measure_policies(
     """Each policy cuts the same full cache once to each share."""
     import tempfile
 
-    from ros_kvstream.settings import POLICIES
+    from ros_kvstream.memory.policies import policy_names
 
     slots, budget = full.arena.frame_slots_used, full.stats().budget_bytes / (1 << 20)
     found: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "full"
         full.save(saved)
-        for name in (policy for policy in POLICIES if policy != "full"):
+        for name in (policy for policy in policy_names() if policy != "full"):
             full.reconfigure(replace(full.settings, memory=replace(full.settings.memory, policy=name)))
             found[name] = {}
             for share in scale.shares:
@@ -171,7 +171,7 @@ def fill(
     stream = VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), quantized=ladder), model)
     for index, picture in enumerate(pictures):
         stream.observe(picture, 1.0 + index)
-    stream._flush()
+    stream.flush()
     return stream
 
 
@@ -187,13 +187,13 @@ def ladder_budget(
 ) -> float:
     """MiB of the smallest memory on the precision ladder with at least so many frame slots, found by halving."""
     from ros_kvstream.errors import BudgetError
-    from ros_kvstream.memory.quantized.plan import plan_quantized
+    from ros_kvstream.memory.budget import plan_budget
 
     low, high = 0, int(2 * budget_for(model, frame_slots, room) * (1 << 20))
     while high - low > 1 << 12:
         middle = (low + high) // 2
         try:
-            plan = plan_quantized(
+            plan = plan_budget(
                 model.shape, middle, ladder, pinned=len(model.prefix_ids), reserve=room,
                 frame_tokens=frame_tokens * BLOCK_FRAMES,
             )  # fmt: skip
@@ -212,7 +212,7 @@ def logits_over(memory: VideoMemory, answer: Sequence[int], *, hide_frames: bool
 
     model, arena = memory.model, memory.arena
     visible = arena.visible([]) if hide_frames else None
-    position = model.text_start(memory.positions.newest, memory._largest_side)
+    position = memory.ingest.text_start
     mark, ids, steps = arena.mark(), model.suffix_ids(QUESTION), []
     for token in answer:
         positions = model.text_positions(position, len(ids))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from benchmarks.retrieval_trials import Sizes, make_memory
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
-from ros_kvstream.retrieval.context import ContextBuilder
+from ros_kvstream.retrieval.context import search_queries
 from ros_kvstream.retrieval.fusion import fuse
 from ros_kvstream.retrieval.internal import internal_scores
-from ros_kvstream.retrieval.retriever import Retriever
+from ros_kvstream.retrieval.ranking import expert_scores
 from ros_kvstream.settings import RetrievalSettings
 
 NEEDLES = (0.1, 0.5, 0.9)
@@ -73,24 +73,25 @@ def _scene_bias(
         memory.observe(picture, index / 2)
     memory.observe(pictures[0], frames / 2)
     assert memory.archive_retrieval is not None and memory.archive_retrieval.archive is not None
-    memory._flush()
+    memory.flush()
     memory.archive_retrieval.embed_pending()
     archive = memory.archive_retrieval.archive
     others = archive.table.frames["live"] & (archive.table.frames["frame_id"] != needle)
     others &= archive.table.frames["frame_id"] < frames
     by_time = np.flatnonzero(others)[np.argsort(archive.table.frames["stamp"][others], kind="stable")]
-    builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
     ids = model.suffix_ids(question)
     start = model.text_start(memory.positions.newest, 2)
     rho: dict[str, float] = {}
-    experts = Retriever(archive, retrieval, memory.archive_retrieval.encoder).experts(question, builder.queries(ids, start))
+    queries = search_queries(memory.ingest, memory.archive_retrieval, ids, start)
+    experts = expert_scores(archive, retrieval, memory.archive_retrieval.encoder, question, queries)
     for name, expert in experts.items():
         rho[name] = spearman(expert.scores[by_time].astype(np.float64))
     fused = {frame.slot: frame.fused for frame in fuse(experts, others, archive.table.frames, k=60, depth=1 << 20)}
     rho["fused"] = spearman(np.array([fused[int(slot)] for slot in by_time]))
     plain = replace(retrieval, query="mean", patch_pooling="mean", head_pooling="mean")
     memory.archive_retrieval.settings = plain
-    mean_key = internal_scores(archive, builder.queries(ids, start), plain, plain=True).numpy()
+    queries = search_queries(memory.ingest, memory.archive_retrieval, ids, start)
+    mean_key = internal_scores(archive, queries, plain, plain=True).numpy()
     rho["mean_key"] = spearman(mean_key[by_time].astype(np.float64))
     memory.close()
     return rho

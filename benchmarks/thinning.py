@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from rich.table import Table
 
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
+from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.settings import (
-    QUANTIZED_ORDERS,
     GateSettings,
     MemorySettings,
     ModelSettings,
@@ -125,20 +126,9 @@ def patrol_stream(frames: int, seeds: Sequence[int], size: int = 56) -> Iterator
 
 
 def bag_stream(path: Path, most: int = 0) -> Iterator[tuple[Picture, float]]:
-    """Frames of a recording's only image topic, the first ``most`` (0: all)."""
-    from rosbags.image import message_to_cvimage
-    from rosbags.typesys import Stores, get_typestore
-
-    from ros_kvstream.recordings.bags import find_image_topic, read_messages
-
-    topic, types = find_image_topic(path), get_typestore(Stores.ROS2_JAZZY)
-    for index, (_, data) in enumerate(read_messages(path, topic)):
-        if most and index >= most:
-            return
-        message = types.deserialize_cdr(data, topic.type)
-        stamp = message.header.stamp  # type: ignore[attr-defined]
-        picture = np.ascontiguousarray(message_to_cvimage(message, "rgb8"))  # type: ignore[arg-type]
-        yield picture, stamp.sec + stamp.nanosec * 1e-9
+    """Frames of a recording and their stamps, the first ``most`` (0: all)."""
+    for frame in islice(BagSource(path).frames(), most or None):
+        yield frame.picture, frame.stamp
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
@@ -179,15 +169,14 @@ def _budgeted(settings: StreamSettings, budget_mib: float) -> StreamSettings:
 
 def budget_for_slots(model: VideoLanguageModel, slots: int, ladder: QuantizedSettings | None = None) -> float:
     """MiB with which a memory for these questions has this many frame slots, plain or on the ladder."""
-    from ros_kvstream.memory.budget import MIB, smallest_budget
-    from ros_kvstream.memory.quantized.plan import plan_quantized
+    from ros_kvstream.memory.budget import MIB, plan_budget, smallest_budget
 
     reserve = len(model.suffix_ids("")) + 32 + 8
     if ladder is None:
         return smallest_budget(model.shape, len(model.prefix_ids), reserve, slots) / MIB
     room = {"pinned": len(model.prefix_ids), "reserve": reserve, "frame_tokens": 4}
     budget = 1024
-    while not _holds(budget, slots, lambda size: plan_quantized(model.shape, size, ladder, **room)):
+    while not _holds(budget, slots, lambda size: plan_budget(model.shape, size, ladder, **room)):
         budget += 1024
     return budget / MIB
 
@@ -202,14 +191,13 @@ def _holds(budget: int, slots: int, plan: Callable[[int], BudgetPlan]) -> bool:
 def ladder_accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str, float]:
     """Right answers of a plain memory, of ladders of the same bytes and of the same slots, and of a thinned stream."""
     on = QuantizedSettings(mode="on")
-    ladders = {order: replace(PLAIN, quantized=replace(on, order=order)) for order in QUANTIZED_ORDERS}
+    ladders = {order: replace(PLAIN, quantized=replace(on, order=order)) for order in ("policy", "recent")}
     same_bytes, same_slots = budget_for_slots(model, plan.slots), budget_for_slots(model, plan.slots, on)
     by_order = {order: accuracy(model, plan, same_bytes, ladder) for order, ladder in ladders.items()}
     return {
         "accuracy_plain": accuracy(model, plan, same_bytes, PLAIN),
         "accuracy_ladder": by_order["policy"],
         "accuracy_ladder_recent": by_order["recent"],
-        "accuracy_ladder_saliency": by_order["saliency"],
         "accuracy_ladder_same_slots": accuracy(model, plan, same_slots, ladders["policy"]),
         "accuracy_gate": accuracy(model, plan, same_bytes, GATE),
         "accuracy_gate_and_saliency": accuracy(model, plan, same_bytes, NOVEL),
@@ -222,11 +210,10 @@ def slots_ratio(layers: int = 36, kv_heads: int = 2, head_dim: int = 128) -> dic
     import torch
 
     from ros_kvstream.memory.budget import CacheShape, plan_budget
-    from ros_kvstream.memory.quantized.plan import plan_quantized
 
     shape = CacheShape(layers, kv_heads, head_dim, torch.bfloat16)
     room = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
-    plain, ladder = plan_budget(shape, GIB, **room), plan_quantized(shape, GIB, QuantizedSettings(mode="on"), **room)
+    plain, ladder = plan_budget(shape, GIB, **room), plan_budget(shape, GIB, QuantizedSettings(mode="on"), **room)
     return {
         "slots_ratio": ladder.frame_slots / plain.frame_slots,
         "slots": {"plain": plain.frame_slots, "full": ladder.full_frame_slots, "int8": ladder.int8_slots,
@@ -325,8 +312,16 @@ def _flow_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print the figures as tables."""
-    table = Table("stream", "frames gated", "patches pruned", "time / plain", "gate alone", "gate ms",
-                  "two frames a grid", title="ingest")
+    table = Table(
+        "stream",
+        "frames gated",
+        "patches pruned",
+        "time / plain",
+        "gate alone",
+        "gate ms",
+        "two frames a grid",
+        title="ingest",
+    )
     for name in ("patrol", "yard", "donkey_track"):
         row = report[name]
         table.add_row(name, f"{row['gated']:.1%}", f"{row['pruned']:.1%}", f"{row['ingest_time_ratio']:.2f}",

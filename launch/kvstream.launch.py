@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the lifecycle node `kvstream`.
 
     ros2 launch ros_kvstream kvstream.launch.py image_topic:=/camera/image_raw budget_mib:=512

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the node and plays a recording to it once it is active, in the recording's own time.
 
     ros2 launch ros_kvstream replay.launch.py bag:=patrol image_topic:=/camera/image_raw/compressed

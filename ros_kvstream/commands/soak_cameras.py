@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream.node.images import Rgb
 from ros_kvstream.node.messages import to_stamp
+from ros_kvstream.recordings.bags import BagError, BagSource
 
 COLOURS = ((220, 40, 40), (40, 200, 60), (50, 70, 230), (240, 200, 40))
 Damage = Callable[[Any], None]
@@ -64,10 +66,10 @@ class Recording:
     """A recording's pictures one after the other, ``rate`` a second, over and over, in the size that is asked for."""
 
     def __init__(self, path: Path, rate: float, most: int = 200) -> None:
-        """Read at most ``most`` pictures of the only image topic of a bag; raises BagError where there is none."""
-        from benchmarks.thinning import bag_stream
-
-        self._pictures = [picture for picture, _ in bag_stream(path, most)]
+        """Read at most ``most`` images of a bag; raises BagError where there is none."""
+        self._pictures = [frame.picture for frame in islice(BagSource(path).frames(), most)]
+        if not self._pictures:
+            raise BagError(f"bag = {str(path)!r}: holds no readable image")
         self._rate = rate
         self._sized: dict[tuple[int, int, int], Rgb] = {}
 

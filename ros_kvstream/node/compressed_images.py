@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sensor_msgs/CompressedImage -> RGB uint8 [height, width, 3], whatever the driver wrote into ``format``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's health as diagnostic statuses: pure functions from a snapshot to levels with reasons."""
 
 from __future__ import annotations

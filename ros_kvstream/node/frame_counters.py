@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What became of every frame: published = seen + dropped by cause + waiting; seen = kept + gated."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bounded queue between the image callbacks and the worker: newest wins, nothing is dropped uncounted."""
 
 from __future__ import annotations

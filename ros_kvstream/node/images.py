@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sensor_msgs/Image -> RGB uint8 [height, width, 3]: one table of encodings, at most one copy of the pixels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """~/kept_tokens: the newest frame with the patches that the memory keeps lit, remembered moments below it."""
 
 from __future__ import annotations

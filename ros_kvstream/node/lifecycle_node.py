@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lifecycle node ``kvstream``: configure loads and allocates, activate subscribes, cleanup gives all back."""
 
 from __future__ import annotations

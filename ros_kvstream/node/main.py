@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The executable ``kvstream_node``: one executor thread, one worker thread, and a clean end on Ctrl-C."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of saved memories: plain names inside one folder, because any peer on the network can call the services."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rolling figures of the last minute: times as p50 / p95 / max, and frames per second."""
 
 from __future__ import annotations

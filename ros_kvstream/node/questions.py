@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions on their way to the worker: validated, bounded in number, with a time limit and a way to cancel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Once a second: ~/stats and /diagnostics, from what the worker, the cameras and the metrics know."""
 
 from __future__ import annotations

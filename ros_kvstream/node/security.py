@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to look at when the middleware refuses something where security (SROS 2) is on."""
 
 from __future__ import annotations

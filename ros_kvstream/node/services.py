@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """~/query, ~/ask, ~/clear, ~/save and ~/load: handlers that wait for the worker without blocking the executor."""
 
 from __future__ import annotations

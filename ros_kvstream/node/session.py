@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What exists between configure and cleanup, and how it is made without holding up the caller."""
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue
 from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
 from ros_kvstream.node.memory_files import memory_file
-from ros_kvstream.node.parameters import CameraSettings, NodeParameters
+from ros_kvstream.node.parameters import NodeParameters
+from ros_kvstream.node.settings import CameraSettings
 from ros_kvstream.node.worker import Memory, Worker, WorkerEvents
 from ros_kvstream.settings import StreamSettings
 

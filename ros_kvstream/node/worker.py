@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one thread that touches the memory: questions first, then frames; it outlives every error."""
 
 from __future__ import annotations

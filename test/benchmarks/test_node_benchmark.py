@@ -12,15 +12,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks import node as node_benchmark
+from benchmarks.frame_cost import OUTSIDE_MODEL, PARTS, Meter, frame_cost
+from benchmarks.node_timing import processor_shares, spread
+from ros_kvstream.commands.soak_cameras import Recording
 from ros_kvstream.errors import SettingsError
-
-pytest.importorskip("rclpy", reason="needs ROS 2")
-pytest.importorskip("ros_kvstream.srv", reason="needs the built interfaces")
-
-from benchmarks.frame_cost import OUTSIDE_MODEL, PARTS, Meter, frame_cost  # noqa: E402
-from benchmarks.node_timing import processor_shares, spread  # noqa: E402
-from ros_kvstream.commands.soak_cameras import Recording  # noqa: E402
-from ros_kvstream.node.worker import THREAD_NAME  # noqa: E402
+from ros_kvstream.node.worker import THREAD_NAME
 
 
 def options(**changes: Any) -> argparse.Namespace:

@@ -83,7 +83,7 @@ def test_cameras_are_told_apart_and_frames_of_others_hidden(make: Callable[..., 
 
 @EVERY_FAMILY
 def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Callable[..., Any]) -> None:
-    from ros_kvstream.memory.policies.history import similarity_to_newer
+    from ros_kvstream.memory.policies.redundancy import similarity_to_newer
 
     model = make(layers=1)
     memory = checks.stream_of(model)
@@ -96,7 +96,7 @@ def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Call
 @EVERY_FAMILY
 def test_the_published_selection_runs_on_frames_with_text(make: Callable[..., Any]) -> None:
     memory = checks.stream_of(make(layers=2), 0.12, policy="infinipot_v",
-                              policy_options={"compatibility": "paper"})  # fmt: skip
+                              policy_settings={"compatibility": "paper"})  # fmt: skip
     checks.feed(memory, checks.frames_of(3, 30), [0.7 * index for index in range(30)])
     assert memory.stats().compactions > 0
     memory.ask(checks.QUESTION)
@@ -128,18 +128,17 @@ def test_an_archive_brings_frames_back_with_all_their_text(make: Callable[..., A
 
 @EVERY_FAMILY
 def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_own(make: Callable[..., Any]) -> None:
-    from ros_kvstream.retrieval.context import ContextBuilder, Filters
+    from ros_kvstream.retrieval.context import build_context
+    from ros_kvstream.stream.answer import check_question
 
     model = make(layers=1)
     retrieval = RetrievalSettings(top_k=3, moment_gap_seconds=0.1, context="newest", newest_frames=1)
     memory = checks.stream_of(model, archive=ArchiveSettings(budget_mib=4.0, keep_ratio=1.0), retrieval=retrieval)
     checks.feed(memory, checks.frames_of(6, 10), range(10))
-    ids, start = model.suffix_ids(checks.QUESTION), model.text_start(memory.positions.newest, memory._largest_side)
+    question, start = check_question(model, memory.settings.memory, checks.QUESTION), memory.ingest.text_start
     used = memory.arena.used
-    builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)  # type: ignore[arg-type]
-    context = builder.build(checks.QUESTION, ids, start, Filters(), 200)
-    assert context is not None
-    layer = memory.arena._layers[0]
+    build_context(memory.ingest, question, start, 200)
+    layer = memory.arena.table[0]
     positions, frames = layer.positions[0, used : memory.arena.used], layer.frames[0, used : memory.arena.used]
     newest = layer.positions[0, :used][layer.frames[0, :used] == 9][:, 0].min()
     assert int(positions[:, 0].max()) < int(newest)
@@ -230,6 +229,6 @@ def test_text_room_counts_in_the_plan_of_slots() -> None:
     memory = checks.stream_of(model)
     checks.feed(memory, checks.frames_of(0, 1), [0.0])
     rows, columns = model.grid(*checks.SIZE)
-    assert memory._largest_frame == rows * columns + model.frame_text_tokens
+    assert memory.ingest.largest_frame == rows * columns + model.frame_text_tokens
     record = memory.frame_index.newest()
     assert record is not None and record.tokens == memory.arena.frame_slots_used

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed images: by content, whatever the driver wrote into ``format``; damaged ones are refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Levels and reasons, from snapshots."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The executor's thread never waits: not for the model, not for a picture to be copied, not for a transition."""
 
 from __future__ import annotations

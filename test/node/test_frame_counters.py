@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frame counters, and losses found from publication numbers."""
 
 from __future__ import annotations

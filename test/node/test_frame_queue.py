@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frame queue: newest wins, every drop is counted, cameras take turns."""
 
 from __future__ import annotations

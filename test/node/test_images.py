@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every encoding against values worked out by hand: equal to the pixel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ~/kept_tokens shows: kept patches bright, evicted ones dark, moments spread over time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of saved memories never lead out of their folder."""
 
 from __future__ import annotations

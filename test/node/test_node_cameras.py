@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cameras of a real node process: quality of service, silence, wrong topics, and a clock that stands still."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node does about errors inside its memory; in this process, so that errors can be made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Six cameras of different sizes, rates and transports in one real node: one memory, nobody hurts anybody."""
 
 from __future__ import annotations

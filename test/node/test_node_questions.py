@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real node process over DDS: frames in, questions answered, everything accounted for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Security (SROS 2): never an open node where security is demanded; the policy in config/ is one that the tools take.
 
 A node with security on needs the keystore tools (`sros2`, of a ROS installation) and a middleware that was built with
@@ -26,8 +27,8 @@ from ros_kvstream.errors import KvStreamError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.main import NO_MIDDLEWARE
 from ros_kvstream.node.messages import to_stamp
-from ros_kvstream.node.parameters import CameraSettings
 from ros_kvstream.node.security import security_hint
+from ros_kvstream.node.settings import CameraSettings
 
 POLICY = Path(__file__).parents[2] / "config" / "kvstream.policy.xml"
 CLIENT = """
