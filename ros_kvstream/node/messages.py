@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records to messages and requests to questions: the only place that knows the fields of this package's interfaces."""
+"""Conversion between records and this package's messages; only this module knows their fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NANOSECONDS = 1_000_000_000
 
 
 def to_seconds(stamp: Time) -> float:
-    """Seconds of a stamp."""
+    """Convert a stamp to seconds."""
     return stamp.sec + stamp.nanosec / NANOSECONDS
 
 
@@ -33,7 +33,7 @@ def to_stamp(seconds: float) -> Time:
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """What the node itself adds to the memory's figures in KvStats."""
+    """Statistics of the node, which KvStats adds to those of the memory."""
 
     model: str
     policy: str
@@ -47,13 +47,13 @@ class NodeFigures:
     compaction_ms: float = 0.0
     frames_per_second: float = 0.0
     percentiles: Mapping[str, Percentiles] = field(default_factory=dict)
-    """By the name of their field in KvStats."""
+    """By the name of the field in KvStats."""
     cameras: Sequence[CameraFigures] = ()
 
 
 @dataclass(frozen=True)
 class CameraFigures:
-    """One camera, for KvStats."""
+    """Statistics of one camera."""
 
     name: str
     topic: str
@@ -68,7 +68,7 @@ PERCENTILE_SERIES = {
     "retrieval_spread_ms": "retrieval", "first_token_spread_ms": "first token", "answer_spread_ms": "answer",
     "tokens_per_second_spread": "tokens per second", "executor_lateness_spread_ms": "executor lateness",
 }
-"""Field of KvStats -> series of the metrics."""
+"""Field of KvStats -> series in ``Metrics``."""
 
 
 def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -> msg.KvStats:
@@ -88,8 +88,9 @@ def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -
                  "frames_remembered", "compactions", "rebases", "questions", "archive_budget_bytes", "archive_bytes",
                  "archive_frames", "device_bytes"):
         setattr(message, name, getattr(memory, name))
-    for name, spread in node.percentiles.items():
-        setattr(message, name, msg.Percentiles(count=spread.count, p50=spread.p50, p95=spread.p95, maximum=spread.maximum))
+    for name, values in node.percentiles.items():
+        setattr(message, name, msg.Percentiles(
+            count=values.count, p50=values.p50, p95=values.p95, maximum=values.maximum))
     message.cameras = [_camera_message(camera) for camera in node.cameras]
     message.header.stamp = stamp
     return message
@@ -122,7 +123,7 @@ def latency_message(latency: records.LatencyBreakdown) -> msg.LatencyBreakdown:
 
 
 def question_from(request: Any, default_timeout: float) -> Question:
-    """Read a Query request or an Ask goal; raise QuestionError for limits that make no sense."""
+    """Convert a Query request or an Ask goal; raise QuestionError for invalid limits."""
     return Question(
         text=request.question, camera=request.camera, since=to_seconds(request.since), until=to_seconds(request.until),
         max_new_tokens=request.max_new_tokens, conversation_id=request.conversation_id,
@@ -143,7 +144,7 @@ def fill_answer(response: Any, answer: records.Answer, memory: msg.KvStats) -> A
 
 
 def fill_refusal(response: Any, reason: str, memory: msg.KvStats) -> Any:
-    """Fill a Query response or an Ask result with the reason why there is no answer."""
+    """Fill a Query response or an Ask result with the reason for a failure."""
     response.success = False
     response.message = reason
     response.memory = memory
@@ -151,7 +152,7 @@ def fill_refusal(response: Any, reason: str, memory: msg.KvStats) -> Any:
 
 
 def answer_message(request: Any, response: Any) -> msg.Answer:
-    """Build the message that records a question and what came of it."""
+    """Build the Answer message from a question and its response."""
     message = msg.Answer(
         question=request.question, camera=request.camera, since=request.since, until=request.until,
         conversation_id=request.conversation_id, success=response.success, message=response.message,
@@ -163,7 +164,7 @@ def answer_message(request: Any, response: Any) -> msg.Answer:
 
 
 def image_type(transport: str) -> type[Image] | type[CompressedImage]:
-    """Message type of a transport."""
+    """Return the message type of a transport."""
     return CompressedImage if transport == "compressed" else Image
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Once a second: ~/stats and /diagnostics, from what the worker, the cameras and the metrics know."""
+"""Publishes ~/stats and /diagnostics periodically, from the worker, the cameras and the metrics."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ros_kvstream.node.session import NodeStatus, Session
 from ros_kvstream.records import Answer, MemoryStats, Observation
 
 LATELY = 10.0
-"""Seconds over which "lately" looks back."""
+"""Length in seconds of the period called "lately" in /diagnostics."""
 
 
 class Reporter:
-    """Gathers the node's figures and publishes them. ``report`` runs in the heartbeat's thread."""
+    """Collects the statistics of the node and publishes them. ``report`` runs in the heartbeat's thread."""
 
     def __init__(self, node: LifecycleNode, parameters: NodeParameters, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -41,10 +41,10 @@ class Reporter:
         self._stats = node.create_publisher(msg.KvStats, "~/stats", 10)
         self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
 
-    # -- told by the worker's thread --------------------------------------------------------------------------------
+    # -- recorded, from the threads of the worker and the executor --------------------------------------------------
 
     def observed(self, frame: QueuedFrame, observation: Observation) -> None:
-        """Note a frame that the memory took."""
+        """Record a frame that the memory took."""
         self._newest = observation
         now = time.monotonic()
         self._metrics.add("frame", 1e3 * (now - frame.arrived))
@@ -54,15 +54,15 @@ class Reporter:
                 self._metrics.add(name, value)
 
     def refused(self, camera: str, reason: str) -> None:
-        """Note why a frame was refused."""
+        """Record why a frame was rejected."""
         self._refusals[camera] = (time.monotonic(), reason)
 
     def fault(self, reason: str) -> None:
-        """Note an error inside the memory."""
+        """Record an error inside the memory."""
         self._fault = (time.monotonic(), reason)
 
     def answered(self, answer: Answer) -> None:
-        """Note how long an answer took."""
+        """Record the latency of an answer."""
         latency = answer.latency
         for name, value in (("question queue", latency.queue_ms), ("retrieval", latency.retrieval_ms),
                             ("first token", latency.first_token_ms), ("answer", latency.total_ms)):
@@ -73,7 +73,7 @@ class Reporter:
     # -- published --------------------------------------------------------------------------------------------------
 
     def stats(self, session: Session | None) -> msg.KvStats:
-        """Statistics of a session as a message; all zero without one."""
+        """Build the statistics of a session as a message; all zero without one."""
         stamp = self._node.get_clock().now().to_msg()
         if session is None:
             nothing = NodeFigures("", "", self._process.memory_info().rss, CameraCount(), 0, 0)
@@ -90,7 +90,7 @@ class Reporter:
         return stats_message(stamp, session.worker.stats, figures)
 
     def report(self, status: NodeStatus) -> None:
-        """Publish both topics once, and end questions whose time limit has passed."""
+        """Publish both topics once, and finish questions whose time limit has passed."""
         session = status.session
         if session is not None:
             session.worker.questions.expire()
@@ -130,7 +130,7 @@ class Reporter:
         return healths
 
     def _before(self, camera: str, count: CameraCount) -> CameraCount:
-        """The camera's counters at the beginning of "lately"."""
+        """Return the camera's counters as of LATELY seconds ago."""
         now = time.monotonic()
         history = self._history.setdefault(camera, deque())
         if history and history[-1][1].received > count.received:  # the counters were reset by a new configure
@@ -142,19 +142,19 @@ class Reporter:
 
     @staticmethod
     def _recent(noted: tuple[float, str] | None) -> str:
-        """The text of a note while it is recent."""
+        """Return a recorded text while it is recent, else an empty one."""
         return noted[1] if noted and time.monotonic() - noted[0] < LATELY else ""
 
 
 class Heartbeat:
-    """Calls a function again and again in real time until stopped."""
+    """Calls a function periodically in its own thread, by the system clock."""
 
     def __init__(self, period: Callable[[], float], beat: Callable[[], None],
                  failed: Callable[[Exception], None]) -> None:
-        """Start beating.
+        """Start the thread.
 
-        :param period: seconds to the next beat; :param beat: called from the thread; :param failed: gets what
-            ``beat`` raised, and the beat goes on.
+        :param period: returns the seconds until the next call; :param beat: the function to call; :param failed:
+            receives an exception of ``beat``, which is called again all the same.
         """
         self._period = period
         self._beat = beat
@@ -167,12 +167,12 @@ class Heartbeat:
         while not self._stop.wait(self._period()):
             try:
                 self._beat()
-            except Exception as error:  # noqa: BLE001 - reporting must not end because one report failed
+            except Exception as error:  # noqa: BLE001 - one failed report must not end reporting
                 if not self._stop.is_set():
                     self._failed(error)
 
     def stop(self) -> None:
-        """End the thread and wait for it; afterwards nothing it uses is touched any more."""
+        """Stop the thread and wait for it."""
         self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)

@@ -32,7 +32,8 @@ from ros_kvstream.srv import Query
 
 MEMORY = MemoryStats(**{item.name: number + 1 for number, item in enumerate(fields(MemoryStats))})
 COUNT = CameraCount(5, 4, 3, 1)
-FIGURES = NodeFigures("tiny", "tar", 7, COUNT, 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5, {"vision_spread_ms": Percentiles(1, 2.0, 3.0)},
+FIGURES = NodeFigures("tiny", "tar", 7, COUNT, 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5,
+                      {"vision_spread_ms": Percentiles(1, 2.0, 3.0)},
                       [CameraFigures("rear", "/rear/image", 2.0, COUNT)])
 
 
@@ -65,7 +66,7 @@ def test_figures_carry_every_field_of_the_memory() -> None:
     assert len(message.drop_causes) == len(message.drop_counts) == 6
 
 
-def test_every_spread_of_the_figures_has_its_series() -> None:
+def test_every_percentiles_field_has_its_series() -> None:
     fields = stats_message(Time(), MEMORY, FIGURES).get_fields_and_field_types()
     assert {name for name, kind in fields.items() if kind == "ros_kvstream/Percentiles"} == set(PERCENTILE_SERIES)
 

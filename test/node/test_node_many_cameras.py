@@ -125,7 +125,7 @@ def test_shares_are_parameters_that_may_change_at_any_time(node: RunningNode) ->
 def test_a_camera_that_dies_goes_stale_and_the_others_go_on(node: RunningNode) -> None:
     assert node.set_parameter("diagnostics.no_image_s", 0.3) == ""
     node.client.destroy_publisher(LENSES["arm"].publisher)
-    node.until_status("camera arm", lambda status: status.level == STALE and "nobody publishes" in status.message)
+    node.until_status("camera arm", lambda status: status.level == STALE and "no publisher on" in status.message)
     for _ in range(3):
         publish(node, {"front": 2, "rear": 1})
     node.until_status("camera rear", lambda status: status.level == OK or status.message.startswith("no image for"))

@@ -157,7 +157,7 @@ def test_a_camera_that_the_policy_does_not_grant_is_refused_in_words(
 
 def test_a_keystore_of_another_domain_is_refused_in_words(secured: Path) -> None:
     done = start(demanded(secured, "/kvstream"))
-    assert done.returncode == NO_MIDDLEWARE and "made for this ROS_DOMAIN_ID" in done.stdout + done.stderr
+    assert done.returncode == NO_MIDDLEWARE and "created for this ROS_DOMAIN_ID" in done.stdout + done.stderr
 
 
 def test_the_hint_at_security_is_given_only_where_it_can_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,4 +183,4 @@ def test_with_security_on_a_silent_camera_tells_which_publishers_are_not_seen(mo
     node.resolve_topic_name.return_value = "/image"
     node.get_topic_names_and_types.return_value, node.count_publishers.return_value = [], 0
     camera = CameraSubscription(node, CameraSettings("camera", "image", "raw"), Mock(), Mock(), Mock())
-    assert "without an enclave of this keystore are not seen" in camera.why_silent()
+    assert "without an enclave of this keystore are not visible" in camera.why_silent()
