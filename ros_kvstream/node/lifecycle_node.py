@@ -220,7 +220,7 @@ class KvStreamNode(LifecycleNode):
         return True
 
     def _new_budget(self, budget_mib: float) -> None:
-        """Change the budget of a live memory after the worker's current step; raise BudgetError when it is too small."""
+        """Change the budget of a live memory after the current step; raise BudgetError when it is too small."""
         session = self.status.session
         if session is None:
             return
@@ -235,7 +235,7 @@ class KvStreamNode(LifecycleNode):
         session.worker.call(lambda memory: memory.set_budget(budget_mib)).add_done_callback(applied)
 
     def _new_settings(self, settings: StreamSettings) -> None:
-        """Change the settings of a live memory after the worker's current step; raise SettingsError if invalid."""
+        """Change the settings of a live memory after the worker's current step; raise SettingsError if they are bad."""
         session = self.status.session
         if session is None:
             return

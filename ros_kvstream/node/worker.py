@@ -51,33 +51,20 @@ class Memory(Protocol):
 
     @property
     def model(self) -> Model: ...  # noqa: D102
-
     def observe(self, frame: NDArray[np.uint8], stamp: float, camera: str = ...) -> Observation: ...  # noqa: D102
-
     def ask(self, question: str, *, camera: str = ..., since: float = ..., until: float = ...,  # noqa: D102
             max_new_tokens: int | None = ..., should_stop: Callable[[], bool] | None = ...,
             on_token: Callable[[str], None] | None = ...) -> Answer: ...
-
     def stats(self) -> MemoryStats: ...  # noqa: D102
-
     def kept_patches(self, frame_ids: Iterable[int]) -> Mapping[int, NDArray[np.float32]]: ...  # noqa: D102
-
     def check_budget(self, budget_mib: float) -> None: ...  # noqa: D102
-
     def set_budget(self, budget_mib: float) -> None: ...  # noqa: D102
-
     def check_settings(self, settings: StreamSettings) -> None: ...  # noqa: D102
-
     def reconfigure(self, settings: StreamSettings) -> None: ...  # noqa: D102
-
     def clear(self) -> None: ...  # noqa: D102
-
     def save(self, path: Path) -> SavedMemory: ...  # noqa: D102
-
     def load(self, path: Path) -> SavedMemory: ...  # noqa: D102
-
     def idle(self) -> bool: ...  # noqa: D102
-
     def close(self) -> None: ...  # noqa: D102
 
 

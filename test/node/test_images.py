@@ -191,7 +191,7 @@ def test_padding_missing_behind_the_last_row_only_is_accepted() -> None:
 def test_an_image_without_pixels_is_refused(height: int, width: int) -> None:
     image = message(RGB, "rgb8")
     image.height, image.width = height, width
-    with pytest.raises(FrameError, match="no content"):
+    with pytest.raises(FrameError, match="is empty"):
         image_to_rgb(image)
 
 
