@@ -51,6 +51,7 @@ class Memory(Protocol):
 
     @property
     def model(self) -> Model: ...  # noqa: D102
+
     def observe(self, frame: NDArray[np.uint8], stamp: float, camera: str = ...) -> Observation: ...  # noqa: D102
     def ask(self, question: str, *, camera: str = ..., since: float = ..., until: float = ...,  # noqa: D102
             max_new_tokens: int | None = ..., should_stop: Callable[[], bool] | None = ...,
