@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import cv2
@@ -58,26 +57,6 @@ class Room:
             top = int(abs((y + speed_y * now / 9) % 2 - 1) * 0.8 * height)
             cv2.rectangle(picture, (left, top), (left + width // 5, top + height // 5), colour, -1)
         return picture
-
-
-class Recording:
-    """A recording's pictures one after the other, ``rate`` a second, over and over, in the size that is asked for."""
-
-    def __init__(self, path: Path, rate: float, most: int = 200) -> None:
-        """Read at most ``most`` pictures of the only image topic of a bag; raises BagError where there is none."""
-        from benchmarks.thinning import bag_stream
-
-        self._pictures = [picture for picture, _ in bag_stream(path, most)]
-        self._rate = rate
-        self._sized: dict[tuple[int, int, int], Rgb] = {}
-
-    def picture(self, now: float, width: int, height: int) -> Rgb:
-        """The picture at a time in seconds, RGB uint8 [height, width, 3]; the same array each time it comes."""
-        key = int(now * self._rate) % len(self._pictures), width, height
-        if key not in self._sized:
-            sized = cv2.resize(self._pictures[key[0]], (width, height), interpolation=cv2.INTER_AREA)
-            self._sized[key] = np.asarray(sized, dtype=np.uint8)
-        return self._sized[key]
 
 
 def raw_message(picture: Rgb) -> Image:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real-scale check, on a random small model: the arithmetic, and that weights fit the architecture exactly."""
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from support import family_checks as checks
 from support.tiny_models import qwen2_5_vl
 
 from benchmarks import smollm2
+from benchmarks.accuracy import question_start
 from benchmarks.real_scale import (
     ANSWER,
     PRECISIONS,
@@ -63,10 +65,11 @@ def test_fewer_bits_take_fewer_bytes_and_differ_more(report: dict[str, Any]) -> 
 
 def test_the_full_cache_agrees_with_itself_and_not_with_one_without_frames() -> None:
     memory = fill(qwen2_5_vl(seed=4), PICTURES, SCALE)
+    start = question_start(memory, PICTURES[0])
     answer = memory.model.tokenize(ANSWER)[:5]  # type: ignore[attr-defined]
-    expected = logits_over(memory, answer)
-    assert agreement(expected, logits_over(memory, answer)) == {"agreement": 1.0, "kl": 0.0}
-    assert agreement(expected, logits_over(memory, answer, hide_frames=True))["kl"] > 1e-4
+    expected = logits_over(memory, start, answer)
+    assert agreement(expected, logits_over(memory, start, answer)) == {"agreement": 1.0, "kl": 0.0}
+    assert agreement(expected, logits_over(memory, start, answer, hide_frames=True))["kl"] > 1e-4
     assert memory.arena.frame_slots_used == memory.arena.plan.frame_slots
 
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from rich.console import Console
 
 from benchmarks import selection_timing
-from benchmarks.allocation_peak import peak_extra_bytes
 from benchmarks.selection import show
 from benchmarks.selection_timing import BenchmarkShape, measure
 
@@ -30,20 +28,3 @@ def test_the_transcription_is_asked_for_where_it_is_missing(tmp_path, monkeypatc
     monkeypatch.setattr(selection_timing, "__file__", str(tmp_path / "a" / "b" / "c.py"))
     with pytest.raises(selection_timing.SettingsError, match="source tree"):
         measure(SMALL)
-
-
-def test_the_peak_counts_what_lives_at_once_and_not_what_was_made_before() -> None:
-    kept: list[torch.Tensor] = []
-
-    def prepare() -> None:
-        kept.append(torch.zeros(1 << 20))
-
-    def work() -> None:
-        first = torch.zeros(1 << 18)
-        del first
-        second = torch.zeros(1 << 19)
-        kept.clear()
-        del second
-
-    peak = peak_extra_bytes(prepare, work)
-    assert 4 << 19 <= peak < (4 << 19) + (4 << 17)
