@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of the tiny model that the package ships; not installed with it."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns seeded patrol streams into tensors with exactly the tokens and positions that a VideoMemory makes."""
 
 from __future__ import annotations

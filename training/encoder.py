@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains the tiny external encoder on patrol streams: a few minutes on one core, the same seed gives the same data.
 
 Run it with ``python -m training.encoder``. The weights in this package are those after 1,350 of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forward pass of a Qwen2.5-VL model for many questions about each stream, on the library's own weights.
 
 Gives what the library gives (test/training/test_forward.py), faster: all frames go through the vision tower as one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Side lessons: states that are to name what they stand for, and heads that are taught where to look.
 
 Without them the model went on guessing among the things that it had seen: a question's noun, the token before the

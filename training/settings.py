@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is trained on, in which order, and how long."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """First lesson: the vision tower alone learns to tell what is where, with a linear reader on each merged token.
 
 One frame costs a tenth of a question here, so shapes and colours come ten times faster than from words.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train the tiny model: ``python -m training.train --run build/training --export ros_kvstream/models/tiny``.
 
 One thread; goes on from the last checkpoint in the run folder; writes a readable log there.
