@@ -35,7 +35,7 @@ export AMENT_PREFIX_PATH := $(CURDIR)/$(VENV)
 export ROS_AUTOMATIC_DISCOVERY_RANGE := LOCALHOST
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-oldest test-gpu lint train findings clean
+.PHONY: help env demo test test-oldest test-gpu lint train parameters findings clean
 
 help: ## this list
 	@echo "make targets:"
@@ -63,6 +63,9 @@ lint: $(PACKAGE_STAMP) ## style and types alone
 
 train: $(PACKAGE_STAMP) ## train the tiny model again, into build/training; an interrupted training goes on
 	$(BIN)/python -m training.train --run build/training --export build/training/model $(TRAIN_ARGS)
+
+parameters: $(PACKAGE_STAMP) ## write config/kvstream.yaml and docs/parameters.md again from the settings
+	$(BIN)/python tools/parameters.py
 
 findings: $(PACKAGE_STAMP) ## measure every policy, budget and archive, and print docs/findings.md from it
 	$(BIN)/python -m benchmarks.findings $(FINDINGS_ARGS)

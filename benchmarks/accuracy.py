@@ -18,8 +18,7 @@ from ros_kvstream.errors import BudgetError
 from ros_kvstream.evaluation.cell_run import answer_fields
 from ros_kvstream.evaluation.scoring import Exact
 from ros_kvstream.evaluation.summary import Line, share
-from ros_kvstream.memory.budget import MIB, smallest_budget
-from ros_kvstream.memory.quantized.plan import plan_quantized
+from ros_kvstream.memory.budget import MIB, plan_budget, smallest_budget
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import TINY_FOLDER, load_model
 from ros_kvstream.patrol.mix import mixed_stream, trained_seconds
@@ -149,7 +148,7 @@ def budget_for_slots(
     def holds(kib: int) -> bool:
         room = {"pinned": pinned, "reserve": reserve, "frame_tokens": block_tokens}
         try:
-            return plan_quantized(model.shape, kib << 10, quantized, **room).frame_slots >= slots
+            return plan_budget(model.shape, kib << 10, quantized, **room).frame_slots >= slots
         except BudgetError:
             return False
 

@@ -35,8 +35,8 @@ from ros_kvstream.evaluation.summary import (
     summarise,
 )
 from ros_kvstream.memory.budget import MIB
+from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.recordings.bag_frames import BagSource
-from ros_kvstream.settings import POLICIES
 
 LENGTHS = {60.0: 4, 120.0: 3, 300.0: 2, 600.0: 1, 1200.0: 1}
 """Seconds of a patrol, and how many of them there are."""
@@ -45,7 +45,7 @@ QUESTIONS = 24
 SHARES = (0.03, 0.0625, 0.125, 0.25, 0.5, 1.0)
 ARCHIVE_SHARES = (0.03, 0.0625, 0.125, 0.25)
 ARCHIVE_MIB = 1.0
-EVICTING = tuple(policy for policy in POLICIES if policy != "full")
+EVICTING = tuple(policy for policy in policy_names() if policy != "full")
 FULL_SHARE = 1.02
 """The full cache needs capacity for one frame beyond the last."""
 SHORT_TEXT: tuple[Override, ...] = (("memory.max_answer_tokens", 8), ("memory.max_question_tokens", 32))

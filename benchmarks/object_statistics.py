@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How value norms and key redundancy mark the objects of a patrol stream, layer by layer.
 
     python benchmarks/object_statistics.py [--model tiny] [--streams 8] [--frames 96] [--output FOLDER]
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from ros_kvstream.memory.policies.base import LayerSlots
-from ros_kvstream.memory.policies.recent_share import recent_slots
-from ros_kvstream.memory.policies.redundancy import STEPS, change_from_previous, novelty
+from ros_kvstream.memory.policies import LayerSlots, make_policy
+from ros_kvstream.memory.policies.base import recent_slots
+from ros_kvstream.memory.policies.redundancy import STEPS, novelty
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.patrol.mix import mixed_stream, trained_seconds
@@ -41,11 +42,11 @@ Samples = dict[tuple[str, int], tuple[list[NDArray[np.float32]], list[NDArray[np
 
 def scores_of(view: LayerSlots) -> dict[str, torch.Tensor]:
     """Every score of every slot, [kv_heads, slots]."""
-    recent = recent_slots(view, view.slots, 0.125).mask
+    recent = recent_slots(view, view.count, 0.125)
     return {
         "value norm": view.value_norms.clone(),
-        "novelty to the frame before": change_from_previous(view) / STEPS,
-        "novelty to the recent frames": novelty(view, recent) / STEPS,
+        "novelty to the frame before": make_policy("aks").score(view) / STEPS,
+        "novelty to the recent frames": novelty(view, recent, "recent") / STEPS,
         "novelty to all newer frames": novelty(view, recent, "newer") / STEPS,
     }
 
@@ -70,7 +71,7 @@ def collect(model: VideoLanguageModel, worlds: list[PatrolWorld]) -> Samples:
         for layer in range(model.shape.layers):
             view = memory.arena.frame_slots(layer)
             marked = object_slots(view, world, len(model.prefix_ids))
-            old = ~recent_slots(view, view.slots, 0.125).mask
+            old = ~recent_slots(view, view.count, 0.125)
             for name, score in scores_of(view).items():
                 objects, background = samples.setdefault((name, layer), ([], []))
                 objects.append(score[marked & old].float().numpy())

@@ -31,16 +31,16 @@ from benchmarks.accuracy import (
 )
 from benchmarks.model import longest_training_length
 from ros_kvstream.evaluation.summary import Line
-from ros_kvstream.memory.policies import SelectionPolicy
+from ros_kvstream.memory.policies import SelectionPolicy, policy_names
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.settings import POLICIES, GateSettings, MemorySettings, StreamSettings
+from ros_kvstream.settings import GateSettings, MemorySettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
 HELD_OUT, TUNING = 20258, 20259
 """Seeds of the streams that figures are reported on, and of those that defaults are tuned on."""
 SHARES = (0.25, 0.125, 0.0625)
 """Frame slots as a share of the full cache."""
-EVICTING = tuple(name for name in POLICIES if name != "full")
+EVICTING = tuple(name for name in policy_names() if name != "full")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Trial:
         slots = round(self.share * encoded.stream_tokens)
         budget = budget_for_slots(cast(VideoLanguageModel, encoded), slots, sum(TEXT_TOKENS.values()))
         memory = MemorySettings(
-            budget_mib=budget, policy=self.policy, policy_options=self.options, keep_ratio=self.keep_ratio,
+            budget_mib=budget, policy=self.policy, policy_settings=self.options, keep_ratio=self.keep_ratio,
             block_frames=self.block_frames, **TEXT_TOKENS,
         )  # fmt: skip
         return StreamSettings(memory=memory, gate=GateSettings(mode="off"))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each part of the scoring gives: un-rotated keys, true patch alignment, pooling; against the published selection.
 
     python benchmarks/policy_ablation.py [--model tiny] [--frames 96] [--streams 12] [--shares 0.125 0.0625]
@@ -24,50 +25,49 @@ from benchmarks.accuracy import by_when, mixed_streams
 from benchmarks.policies import HELD_OUT, Trial, run_trials
 from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.memory.policies import LayerSlots, SelectionPolicy
-from ros_kvstream.memory.policies.ranking import recency
+from ros_kvstream.memory.policies.base import recency
+from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import ModelSettings
 
-View = Callable[[LayerSlots], LayerSlots]
+Change = Callable[[LayerSlots], LayerSlots]
 
 
-def as_given(keys: Tensor, _positions: Tensor) -> Tensor:
-    """Keys are scored as they are."""
-    return keys.float()
+def without_rotation(slots: LayerSlots) -> Rotary:
+    """A rotation by nothing, so that keys are scored as they are."""
+    return replace(slots.rotary, inverse_frequencies=torch.zeros_like(slots.rotary.inverse_frequencies))
 
 
-def rotated(view: LayerSlots) -> LayerSlots:
-    """Keys are scored as stored, rotated by their position, as published."""
-    return replace(view, rotary=None, unrotate=as_given, table=None)
+def rotated(slots: LayerSlots) -> LayerSlots:
+    """Score keys as stored, rotated by their position, as published."""
+    return replace(slots, rotary=without_rotation(slots))
 
 
-def reshaped(view: LayerSlots) -> LayerSlots:
-    """Patches are told by index, as published: slots in order of time, cut into frames of the newest frame's size.
+def reshaped(slots: LayerSlots) -> LayerSlots:
+    """Identify patches by index, as published: slots in order of time, cut into frames of the newest frame's size.
 
-    Keys are un-rotated by their true position first, so that only the alignment is at fault.
+    Keys are un-rotated by their true position first, so that only the alignment differs.
     """
-    keys = view.unrotate(view.keys, view.positions).clone() if view.rotary is not None else view.keys.float()
-    newest = view.frames[0] == view.frames[0].max()
-    rank = recency(view).argsort(dim=-1).argsort(dim=-1)
-    patch = (rank - view.slots) % int(newest.sum())
-    positions = view.positions.clone()
+    keys = slots.unrotated_keys.clone()
+    newest = slots.frames[0] == slots.frames[0].max()
+    rank = recency(slots).argsort(dim=-1).argsort(dim=-1)
+    patch = (rank - slots.count) % int(newest.sum())
+    positions = slots.positions.clone()
     positions[..., 1], positions[..., 2] = 0, patch.int()
-    return replace(view, keys=keys, positions=positions, rotary=None, unrotate=as_given, table=None)
+    return replace(slots, keys=keys, positions=positions, rotary=without_rotation(slots))
 
 
-class Seen(SelectionPolicy):
-    """A policy that is shown something else than what is there."""
+class OnChanged(SelectionPolicy):
+    """Another policy, applied to slots that are changed first."""
 
-    name = "seen"
+    def __init__(self, policy: SelectionPolicy, *changes: Change) -> None:
+        self._policy, self._changes = policy, changes
 
-    def __init__(self, policy: SelectionPolicy, *views: View) -> None:
-        self._policy, self._views = policy, views
-
-    def select(self, view: LayerSlots, keep: int) -> Tensor:
+    def select(self, slots: LayerSlots, keep: int) -> Tensor:
         """See SelectionPolicy.select."""
-        for change in self._views:
-            view = change(view)
-        return self._policy.select(view, keep)
+        for change in self._changes:
+            slots = change(slots)
+        return self._policy.select(slots, keep)
 
 
 def variants(alpha: float, recent_share: float) -> dict[str, dict[str, Any]]:
@@ -77,9 +77,9 @@ def variants(alpha: float, recent_share: float) -> dict[str, dict[str, Any]]:
     published = {"compatibility": "paper", "alpha": alpha, "recent_share": 0.25}
     return {
         "published selection": {"options": published, "keep_ratio": 0.75},
-        "rotated keys, patches by index": {"options": ours, "replacement": lambda p: Seen(p, rotated, reshaped)},
-        "un-rotated keys, patches by index": {"options": ours, "replacement": lambda p: Seen(p, reshaped)},
-        "rotated keys, true patches": {"options": ours, "replacement": lambda p: Seen(p, rotated)},
+        "rotated keys, patches by index": {"options": ours, "replacement": lambda p: OnChanged(p, rotated, reshaped)},
+        "un-rotated keys, patches by index": {"options": ours, "replacement": lambda p: OnChanged(p, reshaped)},
+        "rotated keys, true patches": {"options": ours, "replacement": lambda p: OnChanged(p, rotated)},
         "un-rotated keys, true patches": {"options": ours},
         "the same against recent frames only": {"options": {**ours, "compare_with": "recent"}},
         "the same with adaptive pooling": {"options": {**ours, "pooling": "adaptive"}},

@@ -1,4 +1,5 @@
-"""A plain transcription of the published InfiniPot-V compaction, as the yardstick of `kvstream benchmark selection`.
+# SPDX-License-Identifier: Apache-2.0
+"""A plain transcription of the published InfiniPot-V compaction, for comparison in `kvstream benchmark selection`.
 
 Written from the facts in docs/policies.md, not copied: every recent frame's keys are compared with every past frame's
 in one broadcast product, in the type of the cache; value norms are taken at each compaction; what stays is gathered and

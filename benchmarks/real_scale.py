@@ -25,10 +25,10 @@ from benchmarks import figures_table, smollm2
 from benchmarks.accuracy import budget_for_slots, question_start
 from ros_kvstream.memory.arena import Chunk
 from ros_kvstream.memory.budget import MIB
+from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.settings import (
-    POLICIES,
     GateSettings,
     MemorySettings,
     QuantizedSettings,
@@ -132,7 +132,7 @@ def measure_policies(
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "full"
         full.save(saved)
-        for name in (policy for policy in POLICIES if policy != "full"):
+        for name in (policy for policy in policy_names() if policy != "full"):
             full.reconfigure(replace(full.settings, memory=replace(full.settings.memory, policy=name)))
             found[name] = {}
             for share in scale.shares:

@@ -1,24 +1,23 @@
-"""Timing of score, select and compact in place beside the published formulation, for `kvstream benchmark selection`.
+# SPDX-License-Identifier: Apache-2.0
+"""Time and memory of score, select and compact in place, ours and published, for `kvstream benchmark selection`.
 
-Both run in one process on one thread, turn about, on the same keys and values.
+Both run alternately in one process on one thread, on the same keys and values.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.published_selection import compact_published
 from benchmarks.timing import copy_bandwidth, median_ms, peak_extra_bytes
-from ros_kvstream.errors import SettingsError
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
+from ros_kvstream.memory.compaction import kept_mask
 from ros_kvstream.memory.policies import SelectionPolicy, make_policy
 from ros_kvstream.memory.rotary import Rotary
 
@@ -54,7 +53,7 @@ class BenchmarkShape:
 
 
 ALPHA, RECENT_FRAMES_SHARE = 0.5, 0.25
-"""Settings of the published example run, used on both sides."""
+"""Settings of the published example run, used on both sides of the first cut."""
 
 
 def measure(
@@ -62,109 +61,114 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Measure each type at a shape; returns the report of ``--json``.
 
-    Keys per type: ``speedup`` (published time / ours), ``peak_ratio`` (our extra memory / theirs), ``same_slots``
-    (``reference`` keeps exactly their slots), ``of_floor`` (our time / time to move the bytes that must move at the
-    copy bandwidth of this run), and the figures behind them. ``later_speedup`` is that of the cut after the first one,
-    when every head holds other slots (the published code then compares patches that no longer line up);
-    ``default_mspeedup`` that of the first cut with the default settings, which compare with all newer keys.
+    Keys per type, of the first cut with the published settings: ``speedup`` (published time / our time),
+    ``peak_ratio`` (our extra memory / theirs), ``same_slots`` (whether ``compatibility = paper`` keeps exactly their
+    slots) and ``of_floor`` (our time / time to move the bytes that must move, at the copy bandwidth of this run).
+    ``later_speedup`` is that of a cut of a memory that has been cut before, with our default settings: the heads then
+    hold different slots, and the published code compares patches that no longer correspond. The other keys are the
+    figures behind these.
     """
-    published = _published()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            return {
-                str(dtype).removeprefix("torch."): _measure(shape, dtype, published)
-                for dtype in dtypes
-            }
+            return {str(dtype).removeprefix("torch."): _Sides(shape, dtype).measure() for dtype in dtypes}
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(shape: BenchmarkShape, dtype: torch.dtype, published: ModuleType) -> dict[str, Any]:
-    """One type's row of the report."""
-    keys, values = _cache(shape, dtype)
-    arena = _arena(shape, dtype)
-    share = RECENT_FRAMES_SHARE * shape.frames / shape.keep_frames
-    ours = make_policy(
-        "infinipot_v", {"alpha": ALPHA, "recent_share": share + 1e-6, "compare_with": "recent"}
-    )
-    options = {"compatibility": "paper", "alpha": ALPHA, "recent_share": RECENT_FRAMES_SHARE}
-    reference = make_policy("infinipot_v", options)
-    theirs: list[tuple[Tensor, Tensor]] = []
+class _Sides:
+    """The same keys and values twice: in an arena, and in a cache of the published code."""
 
-    def restore() -> None:
-        _fill(arena, shape, keys, values)
-        theirs[:] = [(k[None].clone(), v[None].clone()) for k, v in zip(keys, values, strict=True)]
+    def __init__(self, shape: BenchmarkShape, dtype: torch.dtype) -> None:
+        share = RECENT_FRAMES_SHARE * shape.frames / shape.keep_frames
+        published = {"alpha": ALPHA, "recent_share": share + 1e-6, "compare_with": "recent"}
+        paper = {"alpha": ALPHA, "recent_share": RECENT_FRAMES_SHARE, "compatibility": "paper"}
+        self.shape = shape
+        self.keys, self.values = _cache(shape, dtype)
+        self.arena = _arena(shape, dtype)
+        self.cache: list[tuple[Tensor, Tensor]] = []
+        self.ours, self.paper = make_policy("infinipot_v", published), make_policy("infinipot_v", paper)
+        self.default = make_policy("infinipot_v")
 
-    def run_ours() -> None:
-        arena.compact(ours, shape.keep)
+    def measure(self) -> dict[str, Any]:
+        """One type's row of the report."""
+        repeats = self.shape.repeats
+        ours_ms, published_ms = median_ms([self.cut, self.cut_published], repeats, "cpu", self.fill)
+        later_ms, later_published_ms = median_ms(
+            [self.cut_default, self.cut_published], max(1, repeats // 2), "cpu", self.fill_again
+        )
+        self.fill()
+        floor_bytes = _bytes_that_must_move(self.arena, self.ours, self.shape)
+        views = [self.arena.frame_slots(index) for index in range(self.shape.layers)]
+        paper = [self.paper.select(slots, self.shape.keep) for slots in views]
+        published = [kept_mask(kept, self.shape.slots) for kept in self.cut_published()]
+        same = [float((ours == theirs).float().mean()) for ours, theirs in zip(paper, published, strict=True)]
+        peak, published_peak = (peak_extra_bytes(self.fill, work) for work in (self.cut, self.cut_published))
+        bandwidth = copy_bandwidth(torch.stack(self.keys), "cpu")
+        return {
+            "speedup": published_ms / ours_ms,
+            "later_speedup": later_published_ms / later_ms,
+            "peak_ratio": peak / published_peak,
+            "same_slots": all(share == 1.0 for share in same),
+            "of_floor": ours_ms / (1e3 * floor_bytes / bandwidth),
+            "same_slots_share": sum(same) / len(same),
+            "ours_ms": ours_ms,
+            "published_ms": published_ms,
+            "later_ms": later_ms,
+            "later_published_ms": later_published_ms,
+            "floor_ms": floor_bytes / bandwidth * 1e3,
+            "copy_gb_per_s": bandwidth / 1e9,
+            "ours_peak_mib": peak / 2**20,
+            "published_peak_mib": published_peak / 2**20,
+        }
 
-    def run_published() -> list[Tensor]:
-        kept: list[Tensor] = published.compact_published(
-            theirs,
-            prompt=shape.prompt,
-            frame_tokens=shape.frame_tokens,
-            keep_frames=shape.keep_frames,
+    def fill(self) -> None:
+        """Bring both to the state before the first cut."""
+        _fill(self.arena, self.shape, self.keys, self.values)
+        self.cache[:] = [(k[None].clone(), v[None].clone()) for k, v in zip(self.keys, self.values, strict=True)]
+
+    def fill_again(self) -> None:
+        """Bring both to the state before a second cut."""
+        self.fill()
+        self.cut_default()
+        self.cut_published()
+        prompt, new = self.shape.prompt, self.shape.slots - self.shape.keep
+        rows = slice(prompt, prompt + new)
+        _append(self.arena, self.shape, self.keys, self.values, rows, self.shape.frames)
+        for index, (keys, values) in enumerate(self.cache):
+            more = self.keys[index][None, :, rows], self.values[index][None, :, rows]
+            self.cache[index] = torch.cat([keys, more[0]], 2), torch.cat([values, more[1]], 2)
+
+    def cut(self) -> None:
+        """Compact the arena with the published settings."""
+        self.arena.compact(self.ours, self.shape.keep)
+
+    def cut_default(self) -> None:
+        """Compact the arena with the default settings."""
+        self.arena.compact(self.default, self.shape.keep)
+
+    def cut_published(self) -> list[Tensor]:
+        """Compact the published code's cache; returns the kept slots of each layer."""
+        return compact_published(
+            self.cache,
+            prompt=self.shape.prompt,
+            frame_tokens=self.shape.frame_tokens,
+            keep_frames=self.shape.keep_frames,
             alpha=ALPHA,
             recent_ratio=RECENT_FRAMES_SHARE,
         )
-        return kept
-
-    ours_ms, published_ms = median_ms([run_ours, run_published], shape.repeats, "cpu", restore)
-
-    default = make_policy("infinipot_v", {})
-    fewer = max(1, shape.repeats // 2)
-    default_ms, published_again = median_ms(
-        [lambda: arena.compact(default, shape.keep), run_published], fewer, "cpu", restore
-    )
-
-    def restore_later() -> None:
-        restore()
-        arena.compact(ours, shape.keep)
-        run_published()
-        new = shape.slots - shape.keep
-        _append(arena, shape, keys, values, slice(shape.prompt, shape.prompt + new), shape.frames)
-        for index, (k, v) in enumerate(theirs):
-            rows = slice(shape.prompt, shape.prompt + new)
-            more = keys[index][None, :, rows], values[index][None, :, rows]
-            theirs[index] = torch.cat([k, more[0]], 2), torch.cat([v, more[1]], 2)
-
-    later_ours, later_published = median_ms([run_ours, run_published], fewer, "cpu", restore_later)
-    restore()
-    floor_bytes = _bytes_that_must_move(arena, ours, shape)
-    same = [
-        float((reference.select(arena.frame_slots(index), shape.keep) == slots).float().mean())
-        for index, slots in enumerate(run_published())
-    ]
-    ours_peak, published_peak = peak_extra_bytes(restore, run_ours), peak_extra_bytes(restore, run_published)
-    bandwidth = copy_bandwidth(torch.stack(keys), "cpu")
-    return {
-        "speedup": published_ms / ours_ms,
-        "peak_ratio": ours_peak / published_peak,
-        "same_slots": all(share == 1.0 for share in same),
-        "of_floor": ours_ms / (1e3 * floor_bytes / bandwidth),
-        "same_slots_share": sum(same) / len(same),
-        "later_speedup": later_published / later_ours,
-        "default_mspeedup": published_again / default_ms,
-        "ours_ms": ours_ms,
-        "published_ms": published_ms,
-        "floor_ms": floor_bytes / bandwidth * 1e3,
-        "copy_gb_per_s": bandwidth / 1e9,
-        "ours_peak_mib": ours_peak / 2**20,
-        "published_peak_mib": published_peak / 2**20,
-    }
 
 
 def _bytes_that_must_move(arena: Arena, policy: SelectionPolicy, shape: BenchmarkShape) -> int:
-    """Bytes that no implementation can avoid: every key and norm read once, moved rows of K and V read and written."""
+    """Bytes that every implementation moves: keys and norms read once, moved rows of K and V read and written."""
     total = 0
     for index in range(shape.layers):
-        view = arena.frame_slots(index)
-        kept = policy.select(view, shape.keep)
-        row = view.keys.shape[-1] * view.keys.element_size()
-        total += view.keys.numel() * view.keys.element_size() + view.value_norms.numel() * 4
-        total += 2 * 2 * int((kept >= shape.keep).sum()) * row
+        slots = arena.frame_slots(index)
+        moved = int(policy.select(slots, shape.keep)[:, shape.keep :].sum())
+        row = slots.keys.shape[-1] * slots.keys.element_size()
+        total += slots.keys.numel() * slots.keys.element_size() + slots.value_norms.numel() * 4
+        total += 2 * 2 * moved * row
     return total
 
 
@@ -186,7 +190,7 @@ def _positions(shape: BenchmarkShape) -> Tensor:
 
 
 def _cache(shape: BenchmarkShape, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Keys and values per layer, [kv_heads, prompt + slots, head_dim]: a still scene with changing patches, rotated."""
+    """Rotated keys, and values, per layer [kv_heads, prompt + slots, head_dim]: a still scene, patches that change."""
     generator = torch.Generator().manual_seed(4)
     rotary, positions = _rotary(shape), _positions(shape)
     keys, values = [], []
@@ -204,7 +208,7 @@ def _cache(shape: BenchmarkShape, dtype: torch.dtype) -> tuple[list[Tensor], lis
 
 
 def _arena(shape: BenchmarkShape, dtype: torch.dtype) -> Arena:
-    """An arena with exactly the frame slots of the benchmark."""
+    """Make an arena with exactly the frame slots of the benchmark."""
     cache = CacheShape(shape.layers, shape.kv_heads, shape.head_dim, dtype)
     budget = smallest_budget(cache, shape.prompt, 1, shape.slots)
     plan = plan_budget(cache, budget, pinned=shape.prompt, reserve=1, frame_tokens=shape.slots // 2)
@@ -222,7 +226,7 @@ def _fill(arena: Arena, shape: BenchmarkShape, keys: list[Tensor], values: list[
 def _append(
     arena: Arena, shape: BenchmarkShape, keys: list[Tensor], values: list[Tensor], rows: slice, first: int | None
 ) -> None:
-    """Append ``rows`` of the made cache as frames ``first``, ``first`` + 1, ... or, with None, as text."""
+    """Append ``rows`` of the cache as frames ``first``, ``first`` + 1, ... or, with None, as text."""
     count = rows.stop - rows.start
     ids = torch.full((count,), -1) if first is None else first + torch.arange(count) // shape.frame_tokens
     positions = _positions(shape)[rows]
@@ -232,19 +236,3 @@ def _append(
     for index in range(shape.layers):
         arena.write(index, keys[index][:, rows], values[index][:, rows])
     arena.commit()
-
-
-def _published() -> ModuleType:
-    """The transcription of the published code, from the source tree's benchmarks/."""
-    folders = [Path(__file__).resolve().parents[1], Path.cwd()]
-    for place in folders:
-        path = place / "benchmarks" / "published_selection.py"
-        specification = importlib.util.spec_from_file_location("published_selection", path)
-        if path.is_file() and specification is not None and specification.loader is not None:
-            module = importlib.util.module_from_spec(specification)
-            specification.loader.exec_module(module)
-            return module
-    raise SettingsError(
-        "benchmark selection needs benchmarks/published_selection.py, which is part of the source tree and is not "
-        f"installed; looked in {', '.join(str(place) for place in folders)}. Run it from the source tree."
-    )

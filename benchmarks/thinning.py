@@ -41,7 +41,6 @@ from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.quantized.codec import QuantizedCodec
 from ros_kvstream.memory.quantized.packing import dequantize_into, quantize
-from ros_kvstream.memory.quantized.plan import plan_quantized
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
@@ -199,7 +198,7 @@ def slots_ratio(layers: int = 36, kv_heads: int = 2, head_dim: int = 128) -> dic
     """Frame slots of mixed precision over plain bfloat16 in 1 GiB (default shape: Qwen2.5-VL-3B), and the shares."""
     shape = CacheShape(layers, kv_heads, head_dim, torch.bfloat16)
     room = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
-    plain, mixed = plan_budget(shape, GIB, **room), plan_quantized(shape, GIB, MIXED.quantized, **room)
+    plain, mixed = plan_budget(shape, GIB, **room), plan_budget(shape, GIB, MIXED.quantized, **room)
     return {
         "slots_ratio": mixed.frame_slots / plain.frame_slots,
         "slots": {"plain": plain.frame_slots, "full": mixed.full_frame_slots, "int8": mixed.int8_slots,

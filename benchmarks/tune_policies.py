@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accuracy of many settings of the policies on the tuning seeds (never on the held-out ones that figures come from).
 
     python benchmarks/tune_policies.py --model tiny --frames 96 --streams 8 --shares 0.125 0.0625 \

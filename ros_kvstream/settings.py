@@ -1,4 +1,9 @@
-"""Settings as frozen dataclasses that refuse bad values when made. No torch, no ROS."""
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a VideoMemory: frozen dataclasses that declare every setting once and reject bad values when made.
+
+The field of a setting carries its default, description, range and when it may change. The node's parameters,
+config/kvstream.yaml and docs/parameters.md are generated from the fields.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,6 @@ from enum import Enum
 from typing import Any
 
 from ros_kvstream.errors import SettingsError
-
-POLICIES = ("infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent", "full")
-"""Names of the selection policies (parameter ``memory.policy``)."""
-
-QUANTIZED_ORDERS = ("policy", "recent", "saliency")
-"""What gets the most bits (parameter ``quantized.order``)."""
-
-ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
-"""Choices of the parameter ``attention``."""
-
-QUANTIZATIONS = ("none", "bitsandbytes-int8", "bitsandbytes-nf4", "torchao-int8", "torchao-int4")
-"""Choices of the parameter ``quantization``."""
 
 
 class Change(Enum):
@@ -33,14 +26,21 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class FieldRules:
-    """What a setting's field says beside its type and default; the node's parameters and docs/parameters.md use it."""
+    """Metadata of a setting's field, beside its type and default."""
 
     description: str
-    """What it does, its unit, the reason for the default, and what follows from changing it."""
+    """What it does, its unit, the reason for the default, and the consequence of changing it."""
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
     change: Change = Change.CONFIGURE
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise SettingsError unless the value is one of the choices and inside the inclusive range."""
+        if self.choices:
+            require(value in self.choices, name, value, "one of " + ", ".join(self.choices))
+        if self.low is not None and self.high is not None:
+            require_finite(name, value, self.low, self.high)
 
 
 def setting(
@@ -62,11 +62,7 @@ def check_fields(settings: Any, group: str) -> None:
     :param group: prefix of the settings' names in messages, such as "memory"; "" for none.
     """
     for name, rules in rules_of(settings).items():
-        full, value = f"{group}.{name}" if group else name, getattr(settings, name)
-        if rules.choices:
-            require(value in rules.choices, full, value, "one of " + ", ".join(rules.choices))
-        if rules.low is not None and rules.high is not None:
-            require_finite(full, value, rules.low, rules.high)
+        rules.check(f"{group}.{name}" if group else name, getattr(settings, name))
 
 
 def require(condition: bool, name: str, value: object, limit: str, remedy: str = "") -> None:
@@ -78,29 +74,39 @@ def require(condition: bool, name: str, value: object, limit: str, remedy: str =
 def require_finite(name: str, value: float, low: float, high: float) -> None:
     """Raise SettingsError unless low <= value <= high and the value is a finite number."""
     finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    require(finite and low <= value <= high, name, value, f"a finite number from {low:g} to {high:g}")
+    require(finite and low <= value <= high, name, value, f"a finite number from {low:.10g} to {high:.10g}")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model, and how it is loaded."""
+    """Which model is loaded, and how."""
 
-    path: str = "tiny"
-    """"tiny" (the model in this package), a local folder, or a hub id."""
-    device: str = "auto"
-    """auto | cpu | cuda | cuda:N."""
-    dtype: str = "auto"
-    """auto | float32 | bfloat16 | float16; auto takes the checkpoint's own on a GPU, float32 on a CPU."""
-    max_frame_pixels: int = 0
-    """Larger frames are scaled down to this many pixels before the vision tower; 0 keeps the model's own limit."""
-    attention: str = "auto"
-    """Attention of the vision tower: auto (the best that is there) | sdpa | eager | flash_attention_2."""
-    quantization: str = "none"
-    """Weights of the language model in fewer bits, one of QUANTIZATIONS; needs an optional package."""
-    trust_remote_code: bool = False
-    """Whether Python code that comes with a checkpoint (its tokenizer) may run."""
-    check_memory: bool = True
-    """Whether a model whose weights do not fit the free memory is refused before it is loaded."""
+    path: str = setting(
+        "tiny", "Model to load: 'tiny' (trained on synthetic patrols, part of this package; needs no download), a "
+        "local folder, or a Hugging Face hub id. Configure fails for a model of an unsupported family.")
+    device: str = setting(
+        "auto", "Device of the model and its memory: auto, cpu, cuda or cuda:N. auto takes the GPU if there is one.")
+    dtype: str = setting(
+        "auto", "Number format of the weights and of the K/V tensors. auto takes the checkpoint's native dtype on a "
+        "GPU and float32 on a CPU, where 16-bit arithmetic is slow. 16 bits halve the bytes per remembered token.",
+        choices=("auto", "float32", "bfloat16", "float16"))
+    max_frame_pixels: int = setting(
+        0, "Frames with more pixels are scaled down to this number before the vision tower. A smaller value loses "
+        "detail and saves time and memory. 0 uses the model's own limit.", 0, 1 << 26)
+    attention: str = setting(
+        "auto", "Attention implementation of the vision tower. auto takes the fastest that is available. The language "
+        "model is not affected: it always attends over the memory's K/V tensors.",
+        choices=("auto", "sdpa", "eager", "flash_attention_2"))
+    quantization: str = setting(
+        "none", "Weights of the language model in 8 or 4 bits: less memory, less exact answers. Needs the optional "
+        "package of the same name; configure fails without it.",
+        choices=("none", "bitsandbytes-int8", "bitsandbytes-nf4", "torchao-int8", "torchao-int4"))
+    trust_remote_code: bool = setting(
+        False, "Run Python code that comes with a checkpoint, with all rights of the node. Off for safety: enable it "
+        "only for checkpoints whose code you have read.")
+    check_memory: bool = setting(
+        True, "Reject a model whose weights and memory.budget_mib exceed the free memory, before it is loaded. With "
+        "false the load is tried anyway, and the system may end the process.")
 
     def __post_init__(self) -> None:
         require(bool(self.path.strip()), "model", self.path, "'tiny', a local folder or a hub id")
@@ -108,52 +114,53 @@ class ModelSettings:
             self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit(),
             "device", self.device, "auto, cpu, cuda or cuda:N",
         )
-        require(
-            self.dtype in ("auto", "float32", "bfloat16", "float16"),
-            "dtype", self.dtype, "auto, float32, bfloat16 or float16",
-        )
-        require_finite("model.max_frame_pixels", self.max_frame_pixels, 0, 1 << 26)
-        require(self.attention in ATTENTIONS, "attention", self.attention, "one of " + ", ".join(ATTENTIONS))
-        require(
-            self.quantization in QUANTIZATIONS,
-            "quantization", self.quantization, "one of " + ", ".join(QUANTIZATIONS),
-        )
+        check_fields(self, "")
 
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The arena: its byte cap, its policy and when it makes room."""
+    """The arena: its byte cap, its policy and when it evicts."""
 
-    budget_mib: float = 64.0
-    """Hard cap in MiB of everything the memory allocates."""
-    policy: str = "infinipot_v"
-    """Name of the selection policy, one of POLICIES."""
-    policy_options: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the policy by name (alpha, recent_share, ...); the policy refuses unknown ones."""
-    keep_ratio: float = 0.9
-    """Share of the frame slots that a compaction keeps (published: 32 grids cut to 24)."""
-    high_water: float = 1.0
-    """Share of the frame slots that may fill up before a compaction makes room."""
+    budget_mib: float = setting(
+        64.0, "Hard cap in MiB of everything the memory allocates, including the slots reserved for a question and its "
+        "answer. A smaller budget remembers fewer frames. A budget that is too small is rejected, and the error states "
+        "the minimum.", 0.01, 1 << 22, change=Change.RUNNING)
+    policy: str = setting(
+        "infinipot_v", "Selection policy: decides which tokens are kept when the memory is full. infinipot_v keeps "
+        "what is neither redundant nor weak. full never evicts: frames are rejected once the budget is used up. The "
+        "settings of a policy are the parameters memory.<policy>.*.", change=Change.RUNNING)
+    policy_settings: Mapping[str, object] = field(default_factory=dict)
+    """Settings of the chosen policy by field name; the policy rejects unknown ones."""
+    keep_ratio: float = setting(
+        0.9, "Share of the frame slots that a compaction keeps; must be below memory.high_water. A larger value evicts "
+        "less at once and compacts more often, which costs time.", 0.05, 0.99, change=Change.RUNNING)
+    high_water: float = setting(
+        1.0, "Share of the frame slots in use at which a compaction starts. 1 waits until the next frame does not fit, "
+        "which uses the whole budget. A smaller value compacts earlier and leaves slots unused.",
+        0.1, 1.0, change=Change.RUNNING)
     camera_shares: Mapping[str, float] = field(default_factory=dict)
-    """Share of the frame slots by camera name that other cameras cannot take, 0 for an equal part of what the others
-    leave; what a camera does not fill is lent. Cameras that are not named give way first, unless none is named."""
-    block_frames: int = 1
-    """Frames that are prefilled together; a question flushes a half-filled block."""
-    frames_per_grid: int = 1
-    """Real frames in one temporal grid: 2 halves the cost and the slots of a frame in families whose tower takes two
-    moments at once (Qwen-VL), and a grid waits for its second frame; a question flushes a half-filled one."""
-    max_question_tokens: int = 256
-    """Longest question, in tokens; slots for it are reserved."""
-    max_answer_tokens: int = 128
-    """Longest answer, in tokens; slots for it are reserved."""
-    position_limit: int = 0
-    """Positions are re-based before they reach this; 0 takes the model's own trained range."""
+    """Reserved share of the frame slots by camera name, 0 for an equal part of what the others leave; unused slots are
+    lent to other cameras. Unless the mapping is empty, tokens of cameras that it does not name are evicted first."""
+    block_frames: int = setting(
+        1, "Frames that are prefilled together. More frames per block are faster, but a frame is remembered only when "
+        "its block is complete. A question flushes an incomplete block.", 1, 256)
+    frames_per_grid: int = setting(
+        1, "Camera frames per temporal grid of the model. 2 halves the cost and the slots of a frame in families whose "
+        "vision tower reads two moments at once (Qwen-VL), and blends what moves between the two. Frames are paired by "
+        "camera, at most 2 s apart; set memory.block_frames to the number of cameras.", 1, 2)
+    max_question_tokens: int = setting(
+        256, "Longest question in tokens; longer questions are rejected. Slots for it are reserved in the budget.",
+        8, 8192)
+    max_answer_tokens: int = setting(
+        128, "Longest answer in tokens; a query for a longer answer is rejected. Slots for it are reserved in the "
+        "budget.", 1, 4096)
+    position_limit: int = setting(
+        0, "Positions are re-based before they reach this value, so that a stream may run for days. 0 uses the range "
+        "that the model was trained on; beyond it answers get worse.", 0, 1 << 24)
 
     def __post_init__(self) -> None:
-        require_finite("memory.budget_mib", self.budget_mib, 0.01, 1 << 22)
-        require(self.policy in POLICIES, "memory.policy", self.policy, "one of " + ", ".join(POLICIES))
-        require_finite("memory.keep_ratio", self.keep_ratio, 0.05, 0.99)
-        require_finite("memory.high_water", self.high_water, 0.1, 1.0)
+        check_fields(self, "memory")
+        require(bool(self.policy.strip()), "memory.policy", self.policy, "the name of a policy")
         require(
             self.keep_ratio < self.high_water, "memory.keep_ratio", self.keep_ratio,
             f"below memory.high_water = {self.high_water:g}, or a compaction would free nothing",
@@ -162,156 +169,149 @@ class MemorySettings:
             require_finite(f"{name}.share", share, 0.0, 1.0)
         total = sum(self.camera_shares.values())
         require(total <= 1.0 + 1e-9, "shares of all cameras together", round(total, 6), "at most 1")
-        require_finite("memory.block_frames", self.block_frames, 1, 256)
-        require_finite("memory.frames_per_grid", self.frames_per_grid, 1, 2)
-        require_finite("memory.max_question_tokens", self.max_question_tokens, 8, 8192)
-        require_finite("memory.max_answer_tokens", self.max_answer_tokens, 1, 4096)
-        require_finite("memory.position_limit", self.position_limit, 0, 1 << 24)
 
 
 @dataclass(frozen=True)
 class GateSettings:
-    """The frame gate: which frames are so much like the newest kept one that they are not computed."""
+    """The frame gate: skips frames that show nothing new since the newest kept frame."""
 
-    mode: str = "flow"
-    """off (every frame passes) | flow (fixed thresholds) | adaptive (thresholds follow a target)."""
-    motion: float = 8.0
-    """Speed that counts as motion, in pixels of the original picture per second."""
-    residual: float = 3.0
-    """Change that motion does not explain, in grey levels beyond noise averaged over one block, 0 - 255."""
-    block: int = 8
-    """Side of the block over which a change is averaged, in pixels of the small picture; less finds smaller things."""
-    side: int = 160
-    """Longest side of the small picture on which frames are compared, in pixels."""
-    max_silence: float = 5.0
-    """Seconds after the newest kept frame at which a frame passes whatever it shows."""
-    window: float = 1.0
-    """A displacement counts as made within at most this many seconds, so that slow drift adds up to motion."""
-    max_gain: float = 2.0
-    """Largest brightness or contrast ratio taken for exposure control; a larger one (lights off) is news."""
-    flow: str = "dis_fast"
-    """Optical flow: dis_ultrafast | dis_fast | dis_medium | farneback (docs/thinning.md has them measured)."""
-    target_share: float = 0.5
-    """adaptive: largest share of the frames that shall pass; not used where target_rate is set."""
-    target_rate: float = 0.0
-    """adaptive: frames per second that shall pass at most; 0 takes target_share."""
-    adapt_range: float = 64.0
-    """adaptive: ``motion`` and ``residual`` rise by at most this factor, and never fall below what is set here: a
-    target is a ceiling, nothing passes only to fill it."""
+    mode: str = setting(
+        "flow", "Frame gate: off passes every frame, flow uses the thresholds below as they are, adaptive raises them "
+        "to meet gate.target_share or gate.target_rate. A skipped frame costs almost no time and no memory.",
+        choices=("off", "flow", "adaptive"), change=Change.RUNNING)
+    motion: float = setting(
+        8.0, "Speed that counts as motion, in pixels of the original image per second. A larger value skips more "
+        "frames and misses slower motion.", 0.01, 1e5, change=Change.RUNNING)
+    residual: float = setting(
+        3.0, "Brightness or colour change, in grey levels averaged over one block, that neither motion nor sensor "
+        "noise explains. A larger value skips more frames and misses smaller or fainter changes.",
+        0.01, 255.0, change=Change.RUNNING)
+    block: int = setting(
+        8, "Side of the blocks over which changes are averaged, in pixels of the downscaled image. A smaller value "
+        "detects smaller objects and is more sensitive to noise.", 2, 64, change=Change.RUNNING)
+    side: int = setting(
+        160, "Longest side of the downscaled image on which frames are compared, in pixels. A larger value detects "
+        "smaller objects and costs time.", 48, 1024, change=Change.RUNNING)
+    max_silence: float = setting(
+        5.0, "Longest time without a kept frame, in seconds: the next frame then passes whatever it shows.",
+        0.01, 1e6, change=Change.RUNNING)
+    window: float = setting(
+        1.0, "Time over which a displacement is converted to a speed, in seconds at most, so that slow drift adds up "
+        "to motion. A larger value detects slower motion later.", 0.01, 1e3, change=Change.RUNNING)
+    max_gain: float = setting(
+        2.0, "Largest ratio in brightness or contrast that is attributed to exposure control and ignored. A larger "
+        "change, such as lights switched off, passes the gate.", 1.0, 100.0, change=Change.RUNNING)
+    flow: str = setting(
+        "dis_fast", "Optical flow method, from fast to exact. The default is exact enough for whole images; "
+        "docs/thinning.md has measurements.",
+        choices=("dis_ultrafast", "dis_fast", "dis_medium", "farneback"), change=Change.RUNNING)
+    target_share: float = setting(
+        0.5, "adaptive mode: largest share of the frames that passes. Not used if gate.target_rate is set.",
+        0.001, 1.0, change=Change.RUNNING)
+    target_rate: float = setting(
+        0.0, "adaptive mode: largest number of frames per second that passes. 0 uses gate.target_share instead.",
+        0.0, 1e4, change=Change.RUNNING)
+    adapt_range: float = setting(
+        64.0, "adaptive mode: gate.motion and gate.residual are raised by at most this factor and never lowered, so a "
+        "target is an upper bound only. A larger value allows more frames to be skipped.",
+        1.0, 100.0, change=Change.RUNNING)
 
     def __post_init__(self) -> None:
-        require(self.mode in ("off", "flow", "adaptive"), "gate.mode", self.mode, "off, flow or adaptive")
-        require_finite("gate.motion", self.motion, 0.01, 1e5)
-        require_finite("gate.residual", self.residual, 0.01, 255.0)
-        require_finite("gate.block", self.block, 2, 64)
-        require_finite("gate.side", self.side, 48, 1024)
-        require_finite("gate.max_silence", self.max_silence, 0.01, 1e6)
-        require_finite("gate.window", self.window, 0.01, 1e3)
-        require_finite("gate.max_gain", self.max_gain, 1.0, 100.0)
-        flows = ("dis_ultrafast", "dis_fast", "dis_medium", "farneback")
-        require(self.flow in flows, "gate.flow", self.flow, "one of " + ", ".join(flows))
-        require_finite("gate.target_share", self.target_share, 0.001, 1.0)
-        require_finite("gate.target_rate", self.target_rate, 0.0, 1e4)
-        require_finite("gate.adapt_range", self.adapt_range, 1.0, 100.0)
+        check_fields(self, "gate")
 
 
 @dataclass(frozen=True)
 class SaliencySettings:
     """Which patches of a kept frame are left out of the language model's prefill."""
 
-    mode: str = "off"
-    """off (every patch is kept) | prune (patches without edges and without colour variance are left out) | novel
-    (also patches that did not change since the newest kept frame, whatever they show; all are kept again after
-    ``gate.max_silence``; needs gate.mode other than off)."""
-    threshold: float = 3.0
-    """Saliency below which a patch may be left out, in grey levels (absolute, see vision/saliency.py)."""
-    guard: int = 1
-    """Patches kept around every salient one, in patches."""
-    max_pruned: float = 0.5
-    """Largest share of a frame's patches that may be left out; the least salient go first."""
+    mode: str = setting(
+        "off", "Patches left out of the prefill to save slots: off keeps all; prune drops patches with neither edges "
+        "nor colour variance; novel also drops patches that did not change since the newest kept frame and keeps all "
+        "again after gate.max_silence. novel needs gate.mode other than off.",
+        choices=("off", "prune", "novel"), change=Change.RUNNING)
+    threshold: float = setting(
+        3.0, "Saliency below which a patch may be dropped, in absolute grey levels. A larger value drops more patches.",
+        0.0, 1e3, change=Change.RUNNING)
+    guard: int = setting(
+        1, "Margin around every salient patch that is also kept, in patches. A larger value keeps more context and "
+        "saves less.", 0, 16, change=Change.RUNNING)
+    max_pruned: float = setting(
+        0.5, "Largest share of a frame's patches that may be dropped; the least salient are dropped first.",
+        0.0, 1.0, change=Change.RUNNING)
 
     def __post_init__(self) -> None:
-        require(self.mode in ("off", "prune", "novel"), "saliency.mode", self.mode, "off, prune or novel")
-        require_finite("saliency.threshold", self.threshold, 0.0, 1e3)
-        require_finite("saliency.guard", self.guard, 0, 16)
-        require_finite("saliency.max_pruned", self.max_pruned, 0.0, 1.0)
+        check_fields(self, "saliency")
 
 
 @dataclass(frozen=True)
 class QuantizedSettings:
-    """The precision ladder: most frame slots in 8 or 4 bits, the best ones and the newest in the model's own type."""
+    """The quantized arena: most frame slots in 8 or 4 bits, the best and the newest ones in the native dtype."""
 
-    mode: str = "off"
-    """off (every slot in the model's own type) | on."""
-    int8: float = 0.25
-    """Share of the frame slots in 8 bits."""
-    int4: float = 0.625
-    """Share of the frame slots in 4 bits; what is left of both stays in the model's own type."""
-    group: int = 64
-    """Channels that share a scale, at most; fewer where that does not divide the head's."""
-    order: str = "policy"
-    """Which slots get the most bits: policy (those that the policy would keep longest) | recent (the newest) |
-    saliency (those of the most salient patches, vision/saliency.py; equal ones: the newer)."""
+    mode: str = setting(
+        "off", "Mixed precision of the K/V tensors. on stores most of the remembered tokens in 8 and 4 bits: the same "
+        "budget holds more frames, each less exactly. off stores all in the native dtype.", choices=("off", "on"))
+    int8: float = setting(0.25, "Share of the frame slots in 8 bits.", 0.0, 0.95)
+    int4: float = setting(
+        0.625, "Share of the frame slots in 4 bits. The slots of neither share stay in the native dtype; both shares "
+        "together are above 0 and at most 0.95. A larger value holds more frames, each less exactly.", 0.0, 0.95)
+    group: int = setting(
+        64, "Largest number of channels that share one scale. A smaller group is more exact and takes more bytes. If "
+        "it does not divide the head dimension, a smaller group is used.", 2, 1024)
+    order: str = setting(
+        "policy", "Which slots get the most bits: policy (those that memory.policy would keep longest) or recent (the "
+        "newest).", choices=("policy", "recent"))
 
     def __post_init__(self) -> None:
-        require(self.mode in ("off", "on"), "quantized.mode", self.mode, "off or on")
-        require_finite("quantized.int8", self.int8, 0.0, 0.95)
-        require_finite("quantized.int4", self.int4, 0.0, 0.95)
+        check_fields(self, "quantized")
         packed = round(self.int8 + self.int4, 9)
-        require(packed <= 0.95, "quantized.int8 + quantized.int4", packed, "at most 0.95")
-        require(packed > 0, "quantized.int8 + quantized.int4", packed, "above 0")
-        require_finite("quantized.group", self.group, 2, 1024)
-        require(self.order in QUANTIZED_ORDERS, "quantized.order", self.order, "one of " + ", ".join(QUANTIZED_ORDERS))
-
-
-PRECISIONS = ("fp16", "int8", "int4")
-"""How archived keys and values are stored."""
+        require(0 < packed <= 0.95, "quantized.int8 + quantized.int4", packed, "above 0 and at most 0.95")
 
 
 @dataclass(frozen=True)
 class ArchiveSettings:
-    """The second tier beside the arena; off while ``budget_mib`` is 0."""
+    """The archive: the second tier beside the arena; off while ``budget_mib`` is 0."""
 
-    budget_mib: float = 0.0
-    """Hard cap in MiB of everything the archive owns, in memory and on disk together; 0 switches it off."""
-    path: str = "memory"
-    """"memory", or a folder that holds one preallocated file and survives a restart."""
-    precision: str = "fp16"
-    """fp16 | int8 | int4: how keys and values are stored; look-up keys are always float16."""
-    keep_ratio: float = 0.5
-    """Share of the stream's patches that is archived, the least similar to the frames before; 1 keeps all."""
-    frame_patches: int = 0
-    """Visual tokens of the largest frame that is archived; 0 takes the first frame's."""
-    guard: int = 1
-    """Patches around a telling patch that are kept with it, in rows and columns of the patch grid."""
-    compare_frames: int = 4
-    """How many frames before are compared: a patch that any of them already held is redundant."""
-    index_keys: int = 4
-    """Patch keys a frame that the experts search, the most telling first."""
-    mean_key: bool = True
-    """Whether the mean key of all patches is kept for look-up too (needed for ``patch_pooling: mean``)."""
-    thumbnail_bytes: int = 0
-    """Room for a frame's JPEG thumbnail, bytes; 0 keeps none."""
-    age_weight: float = 0.5
-    """When full: the gap that forgetting may leave grows with age to this power; 0 covers all times alike."""
-    novelty_weight: float = 1.0
-    """When full: how strongly frames that differ from those before are protected; 0 looks at time only."""
-    queue_frames: int = 8
-    """Frames that may wait for the disk; ingest never waits, a frame that finds the queue full is not archived."""
+    budget_mib: float = setting(
+        0.0, "Hard cap in MiB of the archive, in memory and on disk together. The archive stores what the arena evicts "
+        "and is searched for each question. 0 disables it.", 0.0, 1 << 24)
+    path: str = setting(
+        "memory", "Where the archive is stored: 'memory', or a folder for one preallocated file that survives a "
+        "restart.")
+    precision: str = setting(
+        "fp16", "Number format of archived keys and values. Fewer bits hold more frames, each less exactly. Index keys "
+        "are always float16.", choices=("fp16", "int8", "int4"))
+    keep_ratio: float = setting(
+        0.5, "Share of the patches that is archived: those that differ most from the previous frames. 1 archives all "
+        "patches and holds fewer frames.", 0.01, 1.0)
+    frame_patches: int = setting(
+        0, "Visual tokens of the largest frame that fits into the archive; larger frames are not archived. 0 takes the "
+        "size of the first frame. Set it if cameras differ in size.", 0, 1 << 15)
+    guard: int = setting(
+        1, "Margin around a distinctive patch that is archived with it, in rows and columns of the patch grid. A "
+        "larger value keeps more of an object and less of the rest.", 0, 8)
+    compare_frames: int = setting(
+        4, "Number of previous frames that a frame is compared with: a patch that appears in any of them is redundant. "
+        "A larger value costs time.", 1, 64)
+    index_keys: int = setting(
+        4, "Index keys per frame: keys of its most distinctive patches, which the internal expert searches. More keys "
+        "find smaller objects and cost time and bytes.", 1, 1024)
+    mean_key: bool = setting(
+        True, "Index the mean key of a frame's patches too. Needed for retrieval.patch_pooling mean.")
+    thumbnail_bytes: int = setting(
+        0, "Bytes reserved per frame for a JPEG thumbnail, taken from the archive's budget. 0 stores none.", 0, 1 << 20)
+    age_weight: float = setting(
+        0.5, "Eviction from a full archive: the time gaps between kept frames may grow with their age to this power. 0 "
+        "covers all times equally; a larger value keeps more of the recent past.", 0.0, 4.0)
+    novelty_weight: float = setting(
+        1.0, "Eviction from a full archive: how strongly frames with high novelty are kept. 0 considers time only.",
+        0.0, 8.0)
+    queue_frames: int = setting(
+        8, "Frames that may wait for the disk. Ingest never waits: a frame that finds the queue full is not archived.",
+        1, 4096)
 
     def __post_init__(self) -> None:
-        require_finite("archive.budget_mib", self.budget_mib, 0.0, 1 << 24)
+        check_fields(self, "archive")
         require(bool(self.path.strip()), "archive.path", self.path, "'memory' or a folder")
-        require(self.precision in PRECISIONS, "archive.precision", self.precision, "one of " + ", ".join(PRECISIONS))
-        require_finite("archive.keep_ratio", self.keep_ratio, 0.01, 1.0)
-        require_finite("archive.frame_patches", self.frame_patches, 0, 1 << 15)
-        require_finite("archive.guard", self.guard, 0, 8)
-        require_finite("archive.compare_frames", self.compare_frames, 1, 64)
-        require_finite("archive.index_keys", self.index_keys, 1, 1024)
-        require_finite("archive.thumbnail_bytes", self.thumbnail_bytes, 0, 1 << 20)
-        require_finite("archive.age_weight", self.age_weight, 0.0, 4.0)
-        require_finite("archive.novelty_weight", self.novelty_weight, 0.0, 8.0)
-        require_finite("archive.queue_frames", self.queue_frames, 1, 4096)
 
     @property
     def enabled(self) -> bool:
@@ -319,79 +319,72 @@ class ArchiveSettings:
         return self.budget_mib > 0
 
 
-POSITIONS = ("consecutive", "original")
-"""Positions of the answer's context: renumbered without gaps, or as the frames were seen."""
-
-
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """How archived frames are ranked and brought back; needs an archive."""
+    """How archived frames are ranked and added to a question's context; needs an archive."""
 
-    top_k: int = 8
-    """Frames brought back for a question, at most; 0 switches retrieval off."""
-    newest_frames: int = 4
-    """Newest frames that are always in the context, so that questions about now are not hurt."""
-    layers: tuple[int, ...] = ()
-    """Model layers whose keys the internal expert searches; empty takes the model's own default."""
-    query: str = "last"
-    """last | mean: the question's last token, or the mean of its tokens."""
-    patch_pooling: str = "max"
-    """max | mean over a frame's patches; a mean buries small objects."""
-    head_pooling: str = "mean"
-    """mean | max over the attention heads."""
-    internal_weight: float = 1.0
-    """Weight of the internal expert in the fusion; 0 switches it off."""
-    external_weight: float = 1.0
-    """Weight of the external expert in the fusion; 0 switches it off."""
-    external: str = ""
-    """"" = none, "tiny" (in this package), "imagenet" (optional downloads), or a CLIP / SigLIP id or folder."""
-    rrf_k: float = 60.0
-    """k of reciprocal rank fusion: score = sum of weight / (k + rank)."""
-    rank_depth: int = 1000
-    """Ranks deeper than this count as not found; a bound on the work, not on the archive."""
-    moment_gap_seconds: float = 1.0
-    """Ranked frames closer than this in time, of one camera, are one moment."""
-    moment_frames: int = 2
-    """Frames of one moment brought back, at most."""
-    temporal_diversity: str = "auto"
-    """auto | always | never: for questions of order, take moments spread over time, one per distinct object."""
-    context: str = "auto"
-    """newest | arena | auto: what is seen beside the retrieved frames, the newest frames or all that the arena holds;
-    auto takes the newest once the stream spans a good part of the trained positions and the archive holds several times
-    as many frames as fit into the arena."""
-    positions: str = "consecutive"
-    """consecutive | original: retrieved frames right before what is seen beside them, or where they were seen."""
-    capacity_tokens: int = 0
-    """Slots planned for retrieved frames; 0 takes top_k times the first frame's tokens."""
-    pending_pictures: int = 32
-    """Pictures that may wait for an idle moment to be embedded by the external expert."""
+    top_k: int = setting(
+        8, "Largest number of archived frames in a question's context. Slots for them are reserved in "
+        "memory.budget_mib. 0 disables retrieval.", 0, 4096, change=Change.RUNNING)
+    newest_frames: int = setting(
+        4, "Newest frames that are always in the context, so that questions about the present stay exact.",
+        0, 4096, change=Change.RUNNING)
+    layers: tuple[int, ...] = setting(
+        (), "Model layers whose keys the internal expert searches, such as '3 7'. Empty uses the layers that suit the "
+        "model: one at a third of its depth, and the last. More layers cost time and archive bytes.")
+    query: str = setting(
+        "last", "Query of the internal expert: the question's last token, or the mean of its tokens (as published).",
+        choices=("last", "mean"), change=Change.RUNNING)
+    patch_pooling: str = setting(
+        "max", "How patch scores combine to a frame's score. max finds small objects; mean averages them out.",
+        choices=("max", "mean"), change=Change.RUNNING)
+    head_pooling: str = setting(
+        "mean", "How the scores of the attention heads combine.", choices=("mean", "max"), change=Change.RUNNING)
+    internal_weight: float = setting(
+        1.0, "Weight of the internal expert (the model's own attention) in the rank fusion. 0 disables it.",
+        0.0, 1000.0, change=Change.RUNNING)
+    external_weight: float = setting(
+        1.0, "Weight of the external expert in the rank fusion. 0 disables it.", 0.0, 1000.0, change=Change.RUNNING)
+    external: str = setting(
+        "", "Image-text encoder of the external expert: empty for none, 'tiny' (part of this package), 'imagenet' "
+        "(optional packages), or a CLIP or SigLIP hub id or folder, which suits a real robot best.")
+    rrf_k: float = setting(
+        60.0, "Constant k of reciprocal rank fusion: score = sum of weight / (k + rank). A smaller value gives more "
+        "weight to the first ranks.", 0.0, 1e6, change=Change.RUNNING)
+    rank_depth: int = setting(
+        1000, "Deepest rank that counts in the fusion. It limits the work per question, not the archive.",
+        1, 1 << 30, change=Change.RUNNING)
+    moment_gap_seconds: float = setting(
+        1.0, "Frames of one camera closer together than this time, in seconds, count as one moment.",
+        0.0, 1e9, change=Change.RUNNING)
+    moment_frames: int = setting(
+        2, "Largest number of frames per moment in the context. A smaller value leaves capacity for more moments.",
+        1, 4096, change=Change.RUNNING)
+    temporal_diversity: str = setting(
+        "auto", "Select moments by novelty and spread them over time, one per distinct object. auto does so for "
+        "questions of order (first, last, before, after).", choices=("auto", "always", "never"), change=Change.RUNNING)
+    context: str = setting(
+        "auto", "What the context holds beside the retrieved frames: the newest frames, or all of the arena. auto "
+        "takes the newest once the stream spans a good part of the trained positions and the archive holds several "
+        "times as many frames as fit into the arena.", choices=("auto", "newest", "arena"), change=Change.RUNNING)
+    positions: str = setting(
+        "consecutive", "Positions of retrieved frames: consecutive places them directly before the rest of the "
+        "context, original where they were seen. A model reads positions far back less well.",
+        choices=("consecutive", "original"), change=Change.RUNNING)
+    capacity_tokens: int = setting(
+        0, "Slots reserved for retrieved frames, taken from memory.budget_mib. 0 takes retrieval.top_k times the "
+        "tokens of the first frame.", 0, 1 << 24)
+    pending_pictures: int = setting(
+        32, "Images that may wait for idle time to be embedded by the external expert; beyond that number the oldest "
+        "is embedded at once, which delays the next frame. A larger value takes more memory.", 0, 4096)
 
     def __post_init__(self) -> None:
-        require_finite("retrieval.top_k", self.top_k, 0, 4096)
-        require_finite("retrieval.newest_frames", self.newest_frames, 0, 4096)
+        check_fields(self, "retrieval")
         require(
             all(isinstance(layer, int) and layer >= 0 for layer in self.layers)
             and len(set(self.layers)) == len(self.layers),
             "retrieval.layers", self.layers, "distinct layer numbers from 0",
         )
-        for name, choices in (
-            ("query", ("last", "mean")),
-            ("patch_pooling", ("max", "mean")),
-            ("head_pooling", ("mean", "max")),
-            ("temporal_diversity", ("auto", "always", "never")),
-            ("positions", POSITIONS),
-            ("context", ("auto", "newest", "arena")),
-        ):
-            value = getattr(self, name)
-            require(value in choices, f"retrieval.{name}", value, "one of " + ", ".join(choices))
-        require_finite("retrieval.capacity_tokens", self.capacity_tokens, 0, 1 << 24)
-        require_finite("retrieval.pending_pictures", self.pending_pictures, 0, 4096)
-        require_finite("retrieval.internal_weight", self.internal_weight, 0.0, 1000.0)
-        require_finite("retrieval.external_weight", self.external_weight, 0.0, 1000.0)
-        require_finite("retrieval.rrf_k", self.rrf_k, 0.0, 1e6)
-        require_finite("retrieval.rank_depth", self.rank_depth, 1, 1 << 30)
-        require_finite("retrieval.moment_gap_seconds", self.moment_gap_seconds, 0.0, 1e9)
-        require_finite("retrieval.moment_frames", self.moment_frames, 1, 4096)
 
 
 @dataclass(frozen=True)
@@ -405,5 +398,8 @@ class StreamSettings:
     quantized: QuantizedSettings = field(default_factory=QuantizedSettings)
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
-    seed: int = 0
-    """Seed of everything random (untrained weights); equal seeds give equal answers."""
+    seed: int = setting(
+        0, "Seed of everything random (untrained weights). Equal seeds give equal answers.", 0, 2**31 - 1)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "")

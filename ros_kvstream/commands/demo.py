@@ -33,7 +33,7 @@ from ros_kvstream.commands.demo_report import (
 )
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.recordings.bags import ImageTopic, find_image_topic, picture_size
-from ros_kvstream.settings import POLICIES, MemorySettings, ModelSettings, require, require_finite
+from ros_kvstream.settings import MemorySettings, ModelSettings, require, require_finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,8 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=0.0, metavar="N",
         help=f"length of the patrol, or how much of the recording to play ({PATROL_SECONDS:g}; all of it)")  # fmt: skip
     add("--model", default=default.model, help="'tiny', a local folder or a hub id (%(default)s)")
-    add("--policy", default=default.policy, choices=POLICIES, metavar="NAME",
-        help=f"how the memory chooses what to forget: {', '.join(POLICIES)} (%(default)s)")  # fmt: skip
+    add("--policy", default=default.policy, metavar="NAME", help="selection policy of the memory (%(default)s)")
     add("--budget-mib", type=float, default=0.0, metavar="N", help="size of the memory (for an eighth of the frames)")
     add("--archive-mib", type=float, metavar="N", help="size of the archive; 0 for none (half of the memory's)")
     add("--seed", type=int, default=default.seed, metavar="N", help="another seed is another patrol (%(default)s)")
@@ -159,8 +158,10 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 def run_demo(settings: DemoSettings, console: Console) -> dict[str, Any]:
     """Run the demo with checked settings."""
     from ros_kvstream.evaluation.processes import require_ros
+    from ros_kvstream.memory.policies import make_policy
 
     require_ros()
+    make_policy(settings.policy)  # rejects an unknown name before anything is written
     settings.output.mkdir(parents=True, exist_ok=True)
     recording = open_recording(settings, console)
     with console.status(f"Reading the configuration of {settings.model}"):

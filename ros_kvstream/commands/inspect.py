@@ -105,7 +105,6 @@ def plan_memory(
 ) -> BudgetPlan:
     """The plan that a VideoMemory with these settings makes for frames of this many tokens."""
     from ros_kvstream.memory.budget import plan_budget
-    from ros_kvstream.memory.quantized.plan import plan_quantized
 
     budget, reserve = int(memory.budget_mib * MIB), len(model.suffix_ids(""))
     room = {
@@ -113,28 +112,21 @@ def plan_memory(
         "reserve": reserve + memory.max_question_tokens + memory.max_answer_tokens,
         "frame_tokens": frame_tokens * memory.block_frames,
     }
-    if quantized is not None and quantized.mode == "on":
-        return plan_quantized(model.shape, budget, quantized, **room)
-    return plan_budget(model.shape, budget, **room)
+    return plan_budget(model.shape, budget, quantized, **room)
 
 
 def smallest_plan(plan: BudgetPlan, block: int, quantized: QuantizedSettings | None) -> int:
     """Bytes of the smallest budget that works in place of this plan's, for blocks of this many tokens."""
     from ros_kvstream.memory.budget import smallest_budget
-    from ros_kvstream.memory.quantized.plan import smallest_quantized_budget
 
-    pinned, reserve = plan.pinned_slots, plan.reserve_slots
-    if quantized is not None and quantized.mode == "on":
-        return smallest_quantized_budget(plan.shape, quantized, pinned=pinned, reserve=reserve, frame_tokens=block)
-    return smallest_budget(plan.shape, pinned, reserve, 2 * block)
+    return smallest_budget(plan.shape, plan.pinned_slots, plan.reserve_slots, 2 * block, quantized)
 
 
 def quantized_report(model: VideoLanguageModel, memory: MemorySettings, plan: BudgetPlan, tokens: int) -> dict[str, Any]:
     """The steps of a quantized's plan, and a plain memory of the same bytes beside it; empty for a plain plan."""
     from ros_kvstream.errors import BudgetError
-    from ros_kvstream.memory.quantized.plan import QuantizedPlan
 
-    if not isinstance(plan, QuantizedPlan):
+    if not plan.quantized:
         return {}
     try:
         plain = plan_memory(model, memory, tokens).frame_slots
@@ -144,7 +136,7 @@ def quantized_report(model: VideoLanguageModel, memory: MemorySettings, plan: Bu
     row = {"full": plan.shape.token_bytes, "int8": plan.packed_slot_bytes(8), "int4": plan.packed_slot_bytes(4)}
     return {"quantized": {
         "slots": slots, "bytes_per_slot": row, "scale_bytes": plan.scale_bytes, "group": plan.group,
-        "by_saliency": plan.by_saliency, "plain_frame_slots": plain,
+        "plain_frame_slots": plain,
         "slots_ratio": plan.frame_slots / plain if plain else None,
     }}  # fmt: skip
 

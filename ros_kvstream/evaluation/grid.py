@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
-from ros_kvstream.settings import POLICIES, ModelSettings, StreamSettings, require, require_finite
+from ros_kvstream.settings import ModelSettings, StreamSettings, require, require_finite
 
 if TYPE_CHECKING:
     from ros_kvstream.recordings.frame_sources import FrameSource
@@ -39,7 +39,9 @@ class Cell:
     """Other settings than the defaults, the same in every cell of a grid."""
 
     def __post_init__(self) -> None:
-        require(self.policy in POLICIES, "--policy", self.policy, "one of " + ", ".join(POLICIES))
+        from ros_kvstream.memory.policies import policy_names  # imports torch
+
+        require(self.policy in policy_names(), "--policy", self.policy, "one of " + ", ".join(policy_names()))
         require_finite("--budget-mib", self.budget_mib, 0.0, 1 << 22)
         require_finite("--budget-share", self.budget_share, 0.0, 4.0)
         require_finite("--archive-mib", self.archive_mib, 0.0, 1 << 24)

@@ -24,7 +24,6 @@ from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.recordings.bag_frames import BagSource
 from ros_kvstream.recordings.bag_salvage import RawMessage
 from ros_kvstream.recordings.bags import IMAGE_TYPES
-from ros_kvstream.settings import StreamSettings
 
 PATIENCE = 300.0
 """Seconds for the node to load its model, and for an answer."""
@@ -72,12 +71,9 @@ def run_live_job(job: Job, logs: Path, *, rate: float = 1.0, queue_frames: int =
 
 def node_parameters(job: Job, source: BagSource, queue_frames: int) -> dict[str, Any]:
     """Parameters of a node with the cell's settings and the recording's cameras."""
-    from ros_kvstream.node.parameter_table import PARAMETERS
+    from ros_kvstream.node.parameter_specs import to_parameters
 
-    settings = job.cell.settings(job.cell.budget_mib)
-    values: dict[str, Any] = {
-        spec.name: _parameter(settings, spec.setting, spec.default) for spec in PARAMETERS if spec.setting
-    }
+    values: dict[str, Any] = to_parameters(job.cell.settings(job.cell.budget_mib))
     values |= {"autostart": False, "ingest.queue_frames": queue_frames, "diagnostics.period_s": 0.2}
     values["query.timeout_s"] = PATIENCE
     values["cameras"] = list(source.topics())
@@ -85,18 +81,6 @@ def node_parameters(job: Job, source: BagSource, queue_frames: int) -> dict[str,
         values[f"{camera}.topic"] = topic.removesuffix("/compressed") if IMAGE_TYPES[kind] == "compressed" else topic
         values[f"{camera}.transport"] = IMAGE_TYPES[kind]
     return values
-
-
-def _parameter(settings: StreamSettings, name: str, default: Any) -> Any:
-    """A setting as the node's parameter has it: mappings as 'name=value', numbers as '3 7'."""
-    value: Any = settings
-    for part in name.split("."):
-        value = getattr(value, part)
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    if hasattr(value, "items"):
-        return " ".join(f"{key}={item}" for key, item in value.items())
-    return float(value) if isinstance(default, float) else value
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ros_kvstream.evaluation.summary import AGES, CellSummary, Share
-from ros_kvstream.settings import POLICIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +24,7 @@ SERIES = {
     "uniform": "#5f8a00", "sliding_window": "#a8327d", "recent": "#d19000", "full": "#6a7280",
 }  # fmt: skip
 """Colour of each policy on a light page; report.html.jinja has those on a dark one."""
-MARKERS = dict(zip(POLICIES, "osDv^PX*", strict=True))
+MARKERS = dict(zip(SERIES, "osDv^PX*", strict=True))
 SCREEN_SCALE = 1.45
 """Pixels of the page for a point of a plot."""
 MOST_PANELS = 4

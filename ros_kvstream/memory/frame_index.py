@@ -1,9 +1,11 @@
-"""What is known of each frame beside its slots: stamp, time span and camera. Bounded by what the arena still holds."""
+# SPDX-License-Identifier: Apache-2.0
+"""Stamp, time span and camera of each remembered frame. Bounded by the frames that the arena holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ros_kvstream.errors import FrameError
 
@@ -13,27 +15,27 @@ MAX_CAMERAS = 1 << 15
 
 @dataclass(frozen=True)
 class FrameRecord:
-    """One frame: when and from which camera."""
+    """When and by which camera a frame was seen."""
 
     frame_id: int
     stamp: float
     """Seconds of the header stamp."""
     stamp_end: float
-    """Seconds of the last redundant frame that this one stands for."""
+    """Seconds of the last redundant frame that this one represents."""
     camera: str
     tokens: int
     """Tokens that were prefilled for it, text around it included."""
     segment: int
-    """Counts the jumps of the clock before this frame; frames of older segments are never "now"."""
+    """Number of clock jumps before this frame; only frames of the newest segment count as "now"."""
 
 
 class FrameIndex:
-    """Frame ids in order of arrival, with their records."""
+    """Records of the remembered frames, in order of arrival."""
 
     def __init__(self, first_id: int = 0) -> None:
         self._records: dict[int, FrameRecord] = {}
         self._cameras: dict[str, int] = {}
-        self._next = first_id
+        self._next_id = first_id
 
     def __len__(self) -> int:
         return len(self._records)
@@ -46,61 +48,59 @@ class FrameIndex:
 
     @property
     def next_id(self) -> int:
-        """Id that the next frame gets; the number of frames that were ever added."""
-        return self._next
+        """Id of the next frame; the number of frames that were ever added."""
+        return self._next_id
 
     @property
     def cameras(self) -> dict[str, int]:
-        """Number of every camera that was ever seen, by name."""
+        """Ids of all cameras seen so far, by name."""
         return dict(self._cameras)
 
     def camera_id(self, camera: str) -> int:
-        """Small number of a camera's name, given at first use."""
+        """The id of a camera, assigned at first use."""
         if camera not in self._cameras and len(self._cameras) >= MAX_CAMERAS:
             raise FrameError(f"camera {camera!r}: there are {MAX_CAMERAS} cameras already. Use fewer names.")
         return self._cameras.setdefault(camera, len(self._cameras))
 
     def add(self, stamp: float, camera: str, tokens: int) -> FrameRecord:
         """Record a new frame."""
-        record = FrameRecord(self._next, stamp, stamp, camera, tokens, 0)
+        record = FrameRecord(self._next_id, stamp, stamp, camera, tokens, 0)
         self._records[record.frame_id] = record
-        self._next += 1
+        self._next_id += 1
         return record
 
     def set_prefilled(self, frame_id: int, segment: int, tokens: int) -> None:
-        """Tell a frame how often the clock had jumped before it, and how many tokens it has."""
+        """Set the clock segment of a frame and the number of its tokens."""
         self._records[frame_id] = replace(self._records[frame_id], segment=segment, tokens=tokens)
 
     def extend(self, frame_id: int, stamp: float) -> None:
-        """Let a frame stand for a redundant one that came later."""
+        """Extend a frame's time span to a redundant frame."""
         record = self._records[frame_id]
         self._records[frame_id] = replace(record, stamp_end=max(record.stamp_end, stamp))
 
     def newest(self) -> FrameRecord | None:
-        """The last frame added, if it is still known."""
+        """The last frame added that is still remembered."""
         return next(reversed(self._records.values()), None)
 
     def newest_stamp(self) -> float:
-        """Stamp of the last frame seen since the clock jumped, redundant ones included, seconds; 0 when empty."""
+        """Stamp of the last frame since the clock jumped, redundant ones included, seconds; 0 when empty."""
         newest = self.newest()
         if newest is None:
             return 0.0
         return max(record.stamp_end for record in self._records.values() if record.segment == newest.segment)
 
     def retain(self, frame_ids: Iterable[int]) -> None:
-        """Forget all frames but these."""
+        """Remove all frames but these."""
         wanted = set(frame_ids)
         self._records = {frame: record for frame, record in self._records.items() if frame in wanted}
 
-    def forget(self, frame_ids: Iterable[int]) -> None:
-        """Forget these frames, as if they had never come."""
+    def remove(self, frame_ids: Iterable[int]) -> None:
+        """Remove these frames."""
         for frame in frame_ids:
             self._records.pop(frame, None)
 
     def matching(self, camera: str, since: float, until: float) -> list[int]:
-        """Ids of known frames of a camera ('' = all) whose span meets [since, until] (0 = unbounded), seconds."""
-        if not camera and since <= 0 and until <= 0:
-            return list(self._records)
+        """Ids of the frames of a camera ('' = all) whose span overlaps [since, until] (0 = unbounded), seconds."""
         return [
             frame
             for frame, record in self._records.items()
@@ -110,5 +110,16 @@ class FrameIndex:
         ]
 
     def clear(self) -> None:
-        """Forget all frames; ids and cameras go on counting, so that old evidence is never confused with new."""
+        """Remove all frames; ids and cameras continue, so that evidence of removed frames stays unambiguous."""
         self._records = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Records, cameras and the next id; values that JSON can hold."""
+        records = [asdict(record) for record in self._records.values()]
+        return {"records": records, "cameras": dict(self._cameras), "next_id": self._next_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore ``state_dict()``; an id that this index has given out is never given again."""
+        self._records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
+        self._cameras = dict(state["cameras"])
+        self._next_id = max(self._next_id, state["next_id"])

@@ -18,8 +18,8 @@ from ros_kvstream.node.frame_counters import FrameCounters, SequenceTracker
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import image_type, to_seconds
 from ros_kvstream.node.metrics import Metrics
-from ros_kvstream.node.parameters import CameraSettings
 from ros_kvstream.node.security import security_hint, security_is_on
+from ros_kvstream.node.settings import CameraSettings
 
 _OVERRIDABLE = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
 _SUFFIX = "/compressed"

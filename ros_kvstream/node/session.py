@@ -14,7 +14,8 @@ from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue
 from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
 from ros_kvstream.node.memory_files import memory_file
-from ros_kvstream.node.parameters import CameraSettings, NodeParameters
+from ros_kvstream.node.parameters import NodeParameters
+from ros_kvstream.node.settings import CameraSettings
 from ros_kvstream.node.worker import Memory, Worker, WorkerEvents
 from ros_kvstream.settings import StreamSettings
 

@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,6 @@ PIECE_BYTES = 1 << 24
 """Tensors are read back in pieces of about this size, so that no second copy of an archive is made."""
 _OWN = ("_first_frame", "_largest_frame", "_largest_side", "_newest_of")
 """What the stream itself remembers of its frames; all else follows from settings."""
-_SETTINGS = ("_usable", "start", "tokens_per_second")
-"""Attributes of the clock that follow from settings."""
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.int16: "I16",
            torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.int64: "I64"}  # fmt: skip
 """Names of the types in a safetensors header."""
@@ -101,9 +99,7 @@ def load_memory(memory: VideoMemory, path: Path) -> SavedMemory:
 
 def _tensors(memory: VideoMemory, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """All tensors that the content lies in, by name: the arena's whole, the archive's as far as they are in use."""
-    for index, layer in enumerate(memory.arena._layers):
-        for number, tensor in enumerate(layer.tensors):
-            yield f"layer.{index}.{number}", tensor
+    yield from memory.arena.state_dict()["tensors"].items()
     yield from snapshot_tensors(_archive(memory), state.get("archive"))
 
 
@@ -120,18 +116,16 @@ def _plain(thing: object) -> dict[str, Any]:
 
 def _state(memory: VideoMemory) -> dict[str, Any]:
     """Everything beside the tensors, as JSON can hold it."""
-    log, archive = memory.frame_index, _archive(memory)
+    archive = _archive(memory)
     return {
         "archive": snapshot_state(archive) if archive is not None else None,
         "fingerprint": _fingerprint(memory),
         "plan": _plain(memory.arena.plan),
         "policy": memory.settings.memory.policy,
-        "arena": _plain(memory.arena),
-        "clock": _plain(memory.positions),
+        "arena": {name: value for name, value in memory.arena.state_dict().items() if name != "tensors"},
+        "positions": memory.positions.state_dict(),
         "memory": {name: getattr(memory, name) for name in _OWN},
-        "records": [asdict(log[frame]) for frame in log.matching("", 0.0, 0.0)],
-        "cameras": log._cameras,
-        "next_id": log.next_id,
+        "frame_index": memory.frame_index.state_dict(),
     }
 
 
@@ -239,7 +233,7 @@ def _write(file: Any, tensors: dict[str, Tensor], metadata: dict[str, str]) -> N
 
 
 def _restore(memory: VideoMemory, file: Any, state: dict[str, Any]) -> None:
-    records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
+    records = {record["frame_id"]: FrameRecord(**record) for record in state["frame_index"]["records"]}
     memory.frame_index.clear()
     if memory.archive_retrieval is not None:
         memory.archive_retrieval.empty(records.values())
@@ -251,19 +245,16 @@ def _restore(memory: VideoMemory, file: Any, state: dict[str, Any]) -> None:
     archive, archived = _archive(memory), state.get("archive")
     if archive is not None and archived is not None and archived["kind"] == "memory":
         restore_state(archive, archived)
-    for target, part in ((memory.arena, "arena"), (memory.positions, "clock"), (memory, "memory")):
-        _set_plain(target, state[part])
-    memory.arena._generation += 1
-    log = memory.frame_index
-    log._records = records
-    log._cameras = dict(state["cameras"])
-    log._next = max(log.next_id, state["next_id"])
+    memory.arena.load_state_dict(state["arena"])
+    memory.positions.load_state_dict(state["positions"])
+    memory.frame_index.load_state_dict(state["frame_index"])
+    _set_plain(memory, state["memory"])
 
 
 def _set_plain(target: object, values: dict[str, Any]) -> None:
     """Set those attributes that are there and do not follow from settings, with number keys as numbers again."""
     for name, value in values.items():
-        if name not in vars(target) or name in _SETTINGS:
+        if name not in vars(target):
             continue
         now = vars(target)[name]
         if isinstance(value, dict) and isinstance(now, dict) and now and all(isinstance(key, int) for key in now):

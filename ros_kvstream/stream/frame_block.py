@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ros_kvstream.errors import SettingsError
@@ -31,20 +30,16 @@ class PendingGrid:
     """Times of the stream when they were seen."""
     kept: Tensor | None
     """Patches to prefill, bool [rows * columns]; None for all."""
-    saliency: Tensor | None
-    """Saliency of its patches, float16 [rows * columns], where the ladder sorts by it."""
 
     @property
     def mean_seconds(self) -> float:
         """Time that is written beside the grid, as the families do: the mean of its frames' times."""
         return sum(self.seconds) / len(self.seconds)
 
-    def join(self, frame: Frame, seconds: float, kept: Tensor | None, saliency: Tensor | None) -> None:
-        """Take a second frame in: a patch is prefilled where either frame wants it, as salient as in either."""
+    def join(self, frame: Frame, seconds: float, kept: Tensor | None) -> None:
+        """Take a second frame in: a patch is prefilled where either frame wants it."""
         self.frames, self.seconds = (*self.frames, frame), (*self.seconds, seconds)
         self.kept = None if self.kept is None or kept is None else self.kept | kept
-        if self.saliency is not None and saliency is not None:
-            self.saliency = torch.maximum(self.saliency, saliency)
 
 
 def check_grids(model: VideoLanguageModel, frames_per_grid: int) -> None:

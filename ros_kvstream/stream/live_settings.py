@@ -17,8 +17,8 @@ _RANKING_FIXED = ("external", "layers", "capacity_tokens", "pending_pictures")
 
 
 def check_settings(settings: StreamSettings) -> None:
-    """Raise SettingsError for what the settings themselves cannot tell, the policy's options; from any thread."""
-    make_policy(settings.memory.policy, settings.memory.policy_options)
+    """Raise SettingsError for what the settings themselves cannot tell, the policy's settings; from any thread."""
+    make_policy(settings.memory.policy, settings.memory.policy_settings)
 
 
 def reconfigure(memory: VideoMemory, settings: StreamSettings) -> None:
@@ -26,11 +26,11 @@ def reconfigure(memory: VideoMemory, settings: StreamSettings) -> None:
 
     Everything else in ``settings`` is ignored; see ``VideoMemory.set_budget`` for the cap.
 
-    :raises SettingsError: for a policy's bad option; nothing is changed then.
+    :raises SettingsError: for a policy's bad setting; nothing is changed then.
     """
     wanted, now = settings.memory, memory.settings
-    policy = make_policy(wanted.policy, wanted.policy_options)
-    changed = replace(now.memory, policy=wanted.policy, policy_options=wanted.policy_options,
+    policy = make_policy(wanted.policy, wanted.policy_settings)
+    changed = replace(now.memory, policy=wanted.policy, policy_settings=wanted.policy_settings,
                       keep_ratio=wanted.keep_ratio, high_water=wanted.high_water,
                       camera_shares=wanted.camera_shares)  # fmt: skip
     ranking = replace(settings.retrieval, **{name: getattr(now.retrieval, name) for name in _RANKING_FIXED})

@@ -11,15 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError, KvStreamError, QuestionError
-from ros_kvstream.memory.arena import NO_FRAME, Chunk
+from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
 from ros_kvstream.memory.frame_index import FrameIndex, FrameRecord
-from ros_kvstream.memory.kept_patches import kept_patches
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.policies.camera_shares import CameraShares, camera_weights
 from ros_kvstream.memory.positions import make_positions
-from ros_kvstream.memory.quantized.arena import make_arena
-from ros_kvstream.memory.quantized.plan import QuantizedPlan, plan_quantized
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.records import Answer, MemoryStats, Observation
@@ -33,7 +30,6 @@ from ros_kvstream.stream.live_settings import check_settings, reconfigure
 from ros_kvstream.stream.memory_figures import memory_stats
 from ros_kvstream.vision.frame_check import check_frame
 from ros_kvstream.vision.frame_filter import FrameFilter
-from ros_kvstream.vision.saliency import saliency_map
 
 
 class VideoMemory:
@@ -49,7 +45,7 @@ class VideoMemory:
         beside = int(memory.budget_mib * MIB)
         self.model = model or load_model(self.settings.model, self.settings.seed, beside=beside)
         check_grids(self.model, memory.frames_per_grid)
-        self.policy = make_policy(memory.policy, memory.policy_options)
+        self.policy = make_policy(memory.policy, memory.policy_settings)
         self._limit = min(memory.position_limit or self.model.position_limit, self.model.position_limit)
         self._overhead = len(self.model.suffix_ids(""))
         self.archive_retrieval: ArchiveRetrieval | None = None
@@ -60,7 +56,7 @@ class VideoMemory:
         self._first_frame = self._largest_frame = 1
         self.frame_index = FrameIndex(self.archive_retrieval.first_frame_id if self.archive_retrieval else 0)
         plan = self._plan(memory.budget_mib, 1)
-        self.arena = make_arena(plan, self.model.rotary, self.model.device, self.settings.quantized.order)
+        self.arena = Arena(plan, self.model.rotary, self.model.device, self.settings.quantized.order)
         self.frame_filter = FrameFilter(self.settings.gate, self.settings.saliency)
         self._budget_mib = memory.budget_mib
         self._counters = {"seen": 0, "kept": 0, "gated": 0, "questions": 0}
@@ -72,9 +68,7 @@ class VideoMemory:
             "reserve": self._reserve,
             "frame_tokens": frame_tokens * self.settings.memory.block_frames,
         }
-        if self.settings.quantized.mode == "on":
-            return plan_quantized(self.model.shape, budget, self.settings.quantized, **room)
-        return plan_budget(self.model.shape, budget, **room)
+        return plan_budget(self.model.shape, budget, self.settings.quantized, **room)
 
     def _start(self) -> None:
         """An empty stream: positions from the prompt's end, the prompt prefilled and pinned."""
@@ -108,19 +102,21 @@ class VideoMemory:
         redundant = self._gate(frame, stamp, camera)
         if redundant is not None:
             return redundant
-        kept, saliency = self._salient(frame, stamp, camera, (rows, columns))
+        resized = rows * self.model.patch_side, columns * self.model.patch_side
+        salient = self.frame_filter.patches(frame, stamp, camera, (rows, columns), resized)
+        kept = None if salient is None else torch.from_numpy(salient)
         tokens = rows * columns if kept is None else int(kept.sum())
         seconds = self.positions.seconds(stamp)
         waiting, timings = self._block.partner(camera, (rows, columns), stamp), (0.0, 0.0, 0.0)
         if waiting is not None:
-            waiting.join(frame, seconds, kept, saliency)
+            waiting.join(frame, seconds, kept)
             self.frame_index.extend(waiting.frame_id, stamp)
         else:
             if self._block.crowded:
                 self._newest_of.pop(camera, None)  # were the block lost, the gate would compare with this frame
                 timings = self._flush()
             record = self.frame_index.add(stamp, camera, tokens)
-            waiting = PendingGrid(record.frame_id, camera, (rows, columns), stamp, (frame,), (seconds,), kept, saliency)
+            waiting = PendingGrid(record.frame_id, camera, (rows, columns), stamp, (frame,), (seconds,), kept)
             self._block.add(waiting)
             self._newest_of[camera] = record.frame_id
         self._counters["seen"] += 1
@@ -141,19 +137,6 @@ class VideoMemory:
         if self.archive_retrieval is not None:
             self.archive_retrieval.extend(newest, stamp)
         return Observation(newest, False, 0)
-
-    def _salient(
-        self, frame: Frame, stamp: float, camera: str, grid: tuple[int, int]
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Patches of a kept frame that are prefilled, None for all, and their saliency where the ladder asks for it."""
-        resized, saliency = (grid[0] * self.model.patch_side, grid[1] * self.model.patch_side), None
-        if isinstance(self.arena.plan, QuantizedPlan) and self.arena.plan.by_saliency:
-            saliency = saliency_map(frame, *grid, resized)
-        kept = self.frame_filter.patches(frame, stamp, camera, grid, resized, saliency)
-        return (
-            None if kept is None else torch.from_numpy(kept),
-            None if saliency is None else torch.from_numpy(saliency).half().flatten(),
-        )
 
     def _check_room(self, rows: int, columns: int, frame: Frame) -> None:
         """A larger frame than any before must still leave a compaction something to choose from."""
@@ -185,7 +168,7 @@ class VideoMemory:
             self.archive_retrieval.prepare(tokens)
             self.frame_index = FrameIndex(self.archive_retrieval.first_frame_id)
         plan = self._plan(self._budget_mib, tokens)
-        if isinstance(plan, QuantizedPlan):  # a larger block needs a larger full-precision part
+        if plan.quantized:  # a larger block needs a larger native part
             self._move_to(plan)
 
     def _move_to(self, plan: BudgetPlan) -> None:
@@ -219,7 +202,7 @@ class VideoMemory:
                 self.archive_retrieval.remember(self.arena, [waiting.frames[0] for waiting in self._block], encoded, records)
         except BaseException:
             self._counters["seen"] -= frames
-            self.frame_index.forget(record.frame_id for record in records)
+            self.frame_index.remove(record.frame_id for record in records)
             raise
         else:
             self._counters["kept"] += frames
@@ -229,18 +212,16 @@ class VideoMemory:
 
     def _prefill(self, encoded: list[FrameTokens], records: list[FrameRecord]) -> None:
         positions: list[torch.Tensor] = []
-        frames, cameras, saliency = [], [], []
-        for tokens, record, waiting in zip(encoded, records, self._block, strict=True):
+        frames, cameras = [], []
+        for tokens, record in zip(encoded, records, strict=True):
             self._largest_side = max(self._largest_side, tokens.rows, tokens.columns)
             start = self._advance(record, tokens, positions) + tokens.before
             positions.append(self.model.frame_positions(start, tokens.rows, tokens.columns, tokens.coordinates))
             count = len(tokens.embeddings)
             frames.append(torch.full((count,), record.frame_id, dtype=torch.int32))
             cameras.append(torch.full((count,), self.frame_index.camera_id(record.camera), dtype=torch.int16))
-            saliency += [tokens.of_patches(waiting.saliency)] if waiting.saliency is not None else []
         embeddings = torch.cat([tokens.embeddings for tokens in encoded])
-        table = torch.cat(positions), torch.cat(frames), torch.cat(cameras), torch.cat(saliency) if saliency else None
-        self._append(embeddings, Chunk(*table), frames=True)
+        self._append(embeddings, Chunk(torch.cat(positions), torch.cat(frames), torch.cat(cameras)), frames=True)
 
     def _advance(self, record: FrameRecord, tokens: FrameTokens, before: list[torch.Tensor]) -> int:
         """First position of a frame; all in use, and those ``before`` in its block, are re-based where they need it."""
@@ -375,7 +356,7 @@ class VideoMemory:
 
     def kept_patches(self, frame_ids: Iterable[int]) -> dict[int, NDArray[np.float32]]:
         """Share of layers and KV heads that keep each patch, float32 [rows, columns], of remembered frames."""
-        return kept_patches(self.arena, frame_ids, self.model.layout.origin)
+        return self.arena.patches_kept(frame_ids, self.model.layout.origin)
 
     def save(self, path: Path) -> SavedMemory:
         """Write the whole memory to a file, atomically; raises MemoryFileError (see persistence.py)."""

@@ -29,13 +29,11 @@ class FrameFilter:
         return self._gates[camera].decide(frame, stamp)
 
     def patches(
-        self, frame: NDArray[Any], stamp: float, camera: str, grid: tuple[int, int], resized_hw: tuple[int, int],
-        saliency: NDArray[Any] | None = None,
-    ) -> NDArray[np.bool_] | None:  # fmt: skip
+        self, frame: NDArray[Any], stamp: float, camera: str, grid: tuple[int, int], resized_hw: tuple[int, int]
+    ) -> NDArray[np.bool_] | None:
         """Patches of the frame decided last that are to be computed, bool [rows * columns]; None for all of them.
 
         :param grid: (rows, columns) of merged patches; :param resized_hw: (height, width) after the model's resize.
-        :param saliency: the frame's ``saliency_map``, where it has been computed.
         """
         if self._saliency.mode == "off":
             return None
@@ -49,8 +47,7 @@ class FrameFilter:
             kept = novel_patches(changed, self._saliency)
             if kept is not None:
                 return None if kept.all() else kept.reshape(-1)
-        saliency = saliency_map(frame, *grid, resized_hw) if saliency is None else saliency
-        kept = salient_patches(saliency, self._saliency, changed)
+        kept = salient_patches(saliency_map(frame, *grid, resized_hw), self._saliency, changed)
         return None if kept.all() else kept.reshape(-1)
 
     def forget(self, camera: str) -> None:

@@ -27,7 +27,7 @@ from benchmarks.real_scale import (
     show,
 )
 from ros_kvstream.errors import ModelError
-from ros_kvstream.settings import POLICIES
+from ros_kvstream.memory.policies import policy_names
 
 PICTURES = checks.frames_of(0, 24)
 SCALE = Scale(frames=24, answer_tokens=5, shares=(0.5, 0.25))
@@ -39,7 +39,7 @@ def report() -> dict[str, Any]:
 
 
 def test_every_policy_and_precision_is_compared_and_shown(report: dict[str, Any]) -> None:
-    assert set(report["policies"]) == set(POLICIES) - {"full"}
+    assert set(report["policies"]) == set(policy_names()) - {"full"}
     assert set(report["precisions"]) == {*PRECISIONS, "bfloat16"}
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     console = Console(width=120)

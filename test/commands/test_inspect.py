@@ -65,25 +65,21 @@ def test_the_smallest_budget_works_and_one_byte_less_does_not(model: Path, capsy
 def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ros_kvstream.memory.quantized.arena import QuantizedArena
     from ros_kvstream.stream.memory import VideoMemory
 
     room = ["--budget-mib", 1.5, "--max-question-tokens", 32, "--max-answer-tokens", 16]
-    report = inspected(capsys, model, *room, "--frame", "56x56", "--ladder", "--ladder-int8", 0.2, "--ladder-order",
-                       "saliency")  # fmt: skip
+    report = inspected(capsys, model, *room, "--frame", "56x56", "--quantized", "--quantized-int8", 0.2, "--quantized-order",
+                       "recent")  # fmt: skip
     memory = MemorySettings(budget_mib=1.5, max_question_tokens=32, max_answer_tokens=16)
-    ladder = QuantizedSettings("on", int8=0.2, order="saliency")
+    ladder = QuantizedSettings("on", int8=0.2, order="recent")
     stream = VideoMemory(StreamSettings(ModelSettings(str(model)), memory, quantized=ladder))
     stream.observe(np.zeros((56, 56, 3), np.uint8), 0.0)
-    assert isinstance(stream.arena, QuantizedArena)
     plan, steps = stream.arena.plan, report["quantized"]["slots"]
     assert report["allocated_bytes"] == stream.arena.allocated_bytes == sum(report["parts"].values())
     assert report["slots"]["frames"] == plan.frame_slots == sum(steps.values())
     assert steps == {"full": plan.full_frame_slots, "int8": plan.int8_slots, "int4": plan.int4_slots}
-    scales = sum(
-        tensor.nbytes for layer in stream.arena._layers for tiers in (layer.packed_keys, layer.packed_values)
-        for packed in tiers.values() for tensor in (packed.scales, packed.zeros)
-    )  # fmt: skip
+    tensors = stream.arena.state_dict()["tensors"]
+    scales = sum(tensor.nbytes for name, tensor in tensors.items() if name.endswith(("scales", "zeros")))
     assert report["quantized"]["scale_bytes"] == scales > 0
     plain = inspected(capsys, model, *room, "--frame", "56x56")
     assert "quantized" not in plain and report["quantized"]["plain_frame_slots"] == plain["slots"]["frames"]
@@ -91,23 +87,23 @@ def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
 
 
 def test_the_ladder_is_shown_with_its_steps_and_its_gain(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(model), "--budget-mib", "4", "--frame", "56x56", "--ladder"]) == 0
+    assert main(["inspect", str(model), "--budget-mib", "4", "--frame", "56x56", "--quantized"]) == 0
     said = capsys.readouterr().out
     assert "in int8" in said and "in int4" in said and "times" in said
 
 
 def test_the_smallest_quantized_budget_works_and_less_does_not(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    smallest = inspected(capsys, model, "--budget-mib", 4, "--ladder")["smallest_budget_bytes"]
-    assert inspected(capsys, model, "--budget-mib", smallest / 2**20, "--ladder")["allocated_bytes"] <= smallest
-    assert main(["inspect", str(model), "--budget-mib", str((smallest - 1) / 2**20), "--ladder"]) == 2
+    smallest = inspected(capsys, model, "--budget-mib", 4, "--quantized")["smallest_budget_bytes"]
+    assert inspected(capsys, model, "--budget-mib", smallest / 2**20, "--quantized")["allocated_bytes"] <= smallest
+    assert main(["inspect", str(model), "--budget-mib", str((smallest - 1) / 2**20), "--quantized"]) == 2
     assert "Set memory.budget_mib to at least" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["MODEL", "--ladder", "--ladder-int8", "0.9"], "quantized.int8 + quantized.int4"),
-        (["MODEL", "--ladder-order", "size"], "quantized.order"),
+        (["MODEL", "--quantized", "--quantized-int8", "0.9"], "quantized.int8 + quantized.int4"),
+        (["MODEL", "--quantized-order", "size"], "quantized.order"),
         (["/no/such/folder"], "/no/such/folder"),
         (["MODEL", "--fps", "0"], "--fps"),
         (["MODEL", "--dtype", "int3"], "int3"),

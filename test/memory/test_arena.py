@@ -1,10 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arena keeps what it is told to keep, rolls back exactly and comes back from a checkpoint."""
+
 from __future__ import annotations
+
+import json
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.arenas import append, contents, make_arena, same
+from support.arenas import append, contents, fill, make_arena, make_quantized_arena, same
 from torch.nn.functional import scaled_dot_product_attention
 
 from ros_kvstream.errors import CapacityError
@@ -35,7 +41,7 @@ def test_attention_after_compactions_equals_attention_over_the_chosen_slots_gath
     seed: int, keep: int, pinned: int, dtype: torch.dtype, rounds: int
 ) -> None:
     arena = make_arena(pinned=pinned, dtype=dtype)
-    wanted = [[plane.clone() for plane in arena.layer(index)] for index in range(2)]
+    wanted = [[tensor.clone() for tensor in arena.layer(index)] for index in range(2)]
     frame = 0
     for round_number in range(rounds):
         while arena.frame_slots_free:
@@ -43,9 +49,9 @@ def test_attention_after_compactions_equals_attention_over_the_chosen_slots_gath
             frame += 1
         kept = random_kept(arena, keep, seed + round_number)
         for index in range(2):
-            planes = arena.layer(index)
+            tensors = arena.layer(index)
             rows = torch.cat([torch.arange(pinned).expand(2, -1), kept[index] + pinned], dim=1)
-            wanted[index] = [plane.gather(1, rows[..., None].expand(-1, -1, plane.shape[-1])) for plane in planes]
+            wanted[index] = [tensor.gather(1, rows[..., None].expand(-1, -1, 8)) for tensor in tensors]
         arena.keep(kept)
     query = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(seed)).to(dtype)
     for index in range(2):
@@ -95,10 +101,9 @@ def test_every_kept_slot_keeps_its_key_value_norm_position_frame_and_camera(seed
 def test_the_pinned_prompt_survives_any_compaction_untouched() -> None:
     arena = make_arena(pinned=5)
     prompt = contents(arena)
-    for frame in range(10):
-        append(arena, 4, frame=frame, seed=frame)
+    fill(arena, 10)
     arena.keep(random_kept(arena, 7, 1))
-    assert same(prompt, [tensor[:, :5].clone() for layer in arena._layers for tensor in layer.tensors])
+    assert same(prompt, [tensor[:, :5] for tensor in contents(arena)])
 
 
 def test_roll_back_is_exact_after_text_and_after_a_failed_write() -> None:
@@ -123,7 +128,7 @@ def test_a_frame_that_does_not_fit_changes_nothing_and_names_the_remedy() -> Non
     assert same(before, contents(arena))
 
 
-def test_frames_cannot_take_the_room_of_a_question() -> None:
+def test_the_reserve_for_a_question_stays_free_of_frames() -> None:
     arena = make_arena()
     append(arena, 40, frame=0)
     append(arena, 10, frame=NO_FRAME, frames=False)
@@ -184,13 +189,6 @@ def test_rebased_keys_are_those_of_the_same_content_written_at_the_new_positions
         assert torch.allclose(view.keys, expected, atol=1e-4)
 
 
-def test_frames_kept_counts_slots_per_frame_averaged_over_layers_and_heads() -> None:
-    arena = make_arena()
-    append(arena, 4, frame=7)
-    append(arena, 2, frame=9)
-    assert arena.frames_kept() == {7: 4.0, 9: 2.0}
-
-
 def test_frames_kept_follows_every_change() -> None:
     arena = make_arena()
     append(arena, 4, frame=7)
@@ -207,3 +205,50 @@ def test_frames_kept_follows_every_change() -> None:
     assert arena.frames_kept() == {7: 0.5, 9: 1.5}
     arena.clear()
     assert arena.frames_kept() == {}
+
+
+def test_patches_kept_of_whole_frames_are_one_and_unknown_frames_are_left_out() -> None:
+    arena = make_arena()
+    assert arena.patches_kept([0], origin=0) == {}
+    fill(arena, 3)
+    kept = arena.patches_kept([0, 2, 77], origin=0)
+    assert set(kept) == {0, 2}
+    assert kept[2].tolist() == torch.eye(4).tolist()
+    assert arena.patches_kept([2], origin=1)[2].tolist() == torch.eye(3).tolist(), "what lies before the grid is text"
+
+
+@pytest.mark.parametrize("make", [make_arena, make_quantized_arena])
+def test_after_a_compaction_the_shares_of_patches_add_up_to_the_slots_in_use(make: Callable[[], Arena]) -> None:
+    arena = make()
+    fill(arena, 10)
+    arena.keep(random_kept(arena, 22, 1))
+    kept = arena.patches_kept(range(20), origin=0)
+    assert set(kept) == set(arena.frames_kept())
+    assert sum(float(share.sum()) for share in kept.values()) == pytest.approx(22)
+    assert all(share.max() <= 1.0 for share in kept.values())
+
+
+@pytest.mark.parametrize("make", [make_arena, make_quantized_arena])
+def test_an_arena_comes_back_from_its_state_and_goes_on_as_if_nothing_had_happened(make: Callable[[], Arena]) -> None:
+    first, second = make(), make()
+    fill(first, 10)
+    first.keep(random_kept(first, 22, 1))
+    fill(second, 3, start=50)
+    mark = second.mark()
+    state = first.state_dict()
+    tensors, ours = state.pop("tensors"), second.state_dict()["tensors"]
+    assert sum(tensor.nbytes for tensor in tensors.values()) <= first.allocated_bytes
+    assert tensors.keys() == ours.keys()
+    for name, tensor in tensors.items():
+        ours[name].copy_(tensor)
+    second.load_state_dict(json.loads(json.dumps(state)))
+    with pytest.raises(CapacityError, match="have moved"):
+        second.roll_back(mark)
+    for step in range(2):
+        assert same(contents(first), contents(second))
+        for figure in ("used", "used_bytes", "peak_bytes", "compactions", "tier_counts", "frame_slots_free"):
+            assert getattr(first, figure) == getattr(second, figure), figure
+        assert first.frames_kept() == second.frames_kept()
+        for arena in (first, second):
+            fill(arena, 3, start=20)
+            arena.keep(random_kept(arena, 20, step))

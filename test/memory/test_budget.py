@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a budget equals what is allocated, and is the largest that fits."""
+
 from __future__ import annotations
 
 import pytest

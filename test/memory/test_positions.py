@@ -1,4 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions follow the stamps or the order of arrival, stay in range and come back from a checkpoint."""
+
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
@@ -10,32 +15,32 @@ from ros_kvstream.memory.positions import SequentialPositions, TimestampPosition
 
 
 def test_positions_are_seconds_times_tokens_per_second_from_the_first_stamp() -> None:
-    clock = TimestampPositions(start=5, tokens_per_second=2.0, limit=10_000)
-    assert [clock.advance(stamp) for stamp in (1e9, 1e9 + 0.2, 1e9 + 1, 1e9 + 61.5)] == [5, 5, 7, 128]
+    positions = TimestampPositions(start=5, tokens_per_second=2.0, limit=10_000)
+    assert [positions.advance(stamp) for stamp in (1e9, 1e9 + 0.2, 1e9 + 1, 1e9 + 61.5)] == [5, 5, 7, 128]
 
 
 def test_a_small_step_backward_keeps_true_time() -> None:
-    clock = TimestampPositions(0, 10.0, 10_000)
-    assert [clock.advance(stamp) for stamp in (0.0, 5.0, 4.5, 5.1)] == [0, 50, 45, 51]
-    assert clock.segment == 0
+    positions = TimestampPositions(0, 10.0, 10_000)
+    assert [positions.advance(stamp) for stamp in (0.0, 5.0, 4.5, 5.1)] == [0, 50, 45, 51]
+    assert positions.segment == 0
 
 
 def test_a_jump_backward_opens_a_segment_one_second_later() -> None:
-    clock = TimestampPositions(0, 2.0, 10_000)
-    assert [clock.advance(stamp) for stamp in (100.0, 110.0, 3.0, 4.0)] == [0, 20, 22, 24]
-    assert clock.segment == 1
+    positions = TimestampPositions(0, 2.0, 10_000)
+    assert [positions.advance(stamp) for stamp in (100.0, 110.0, 3.0, 4.0)] == [0, 20, 22, 24]
+    assert positions.segment == 1
 
 
 def test_a_jump_far_forward_does_not_leave_the_range() -> None:
-    clock = TimestampPositions(0, 2.0, 1_000)
-    clock.advance(0.0)
-    assert clock.advance(1.7e9) == 2
-    assert clock.segment == 1
+    positions = TimestampPositions(0, 2.0, 1_000)
+    positions.advance(0.0)
+    assert positions.advance(1.7e9) == 2
+    assert positions.segment == 1
 
 
 def test_a_range_that_text_fills_is_refused_with_the_remedy() -> None:
     with pytest.raises(SettingsError, match=r"limit = 300.*Lower memory.max_question_tokens"):
-        TimestampPositions(10, 2.0, 300, room=285)
+        TimestampPositions(10, 2.0, 300, headroom=285)
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,92 +51,108 @@ def test_a_range_that_text_fills_is_refused_with_the_remedy() -> None:
     st.integers(0, 700),
 )
 def test_positions_stay_in_range_and_rebasing_keeps_order_and_recent_distances(
-    gaps: list[float], start: int, rate: float, room: int
+    gaps: list[float], start: int, rate: float, headroom: int
 ) -> None:
     limit = 800
-    clock = TimestampPositions(start, rate, limit, room)
+    positions = TimestampPositions(start, rate, limit, headroom)
     held = torch.zeros(0, dtype=torch.int32)
     stamp = 0.0
     for gap in gaps:
         stamp += gap
-        change = clock.rebase(stamp)
+        change = positions.rebase(stamp)
         if change is not None:
             moved = change(held)
             assert torch.equal(moved.argsort(stable=True), held.argsort(stable=True))
             exact = held >= change.pivot
             assert torch.equal(moved[exact], held[exact] - change.shift)
             held = moved
-        held = torch.cat([held, torch.tensor([clock.advance(stamp)], dtype=torch.int32)])
-        assert start <= int(held.min()) and int(held.max()) < limit - room
+        held = torch.cat([held, torch.tensor([positions.advance(stamp)], dtype=torch.int32)])
+        assert start <= int(held.min()) and int(held.max()) < limit - headroom
 
 
 def test_ten_hours_rebase_rarely() -> None:
-    clock = TimestampPositions(10, 2.0, 32_768, room=400)
+    positions = TimestampPositions(10, 2.0, 32_768, headroom=400)
     for second in range(36_000):
-        clock.rebase(second)
-        clock.advance(second)
-    assert clock.rebases == 3
+        positions.rebase(second)
+        positions.advance(second)
+    assert positions.rebases == 3
 
 
 # -- positions in order of arrival ------------------------------------------------------------------------------------
 
 
-def test_running_positions_follow_each_other_whatever_the_stamps() -> None:
-    clock = make_positions(start=7, tokens_per_second=0.0, limit=1000)
-    assert [clock.advance(stamp, 9) for stamp in (5.0, 5.1, 900.0)] == [7, 16, 25]
-    assert clock.newest == 33
-    assert clock.segment == 0
+def test_sequential_positions_follow_each_other_whatever_the_stamps() -> None:
+    positions = make_positions(start=7, tokens_per_second=0.0, limit=1000)
+    assert [positions.advance(stamp, 9) for stamp in (5.0, 5.1, 900.0)] == [7, 16, 25]
+    assert positions.newest == 33
+    assert positions.segment == 0
 
 
-def test_a_jump_backward_opens_a_segment_of_running_positions_without_a_gap() -> None:
-    clock = SequentialPositions(0, 1000)
-    clock.advance(50.0, 4)
-    assert clock.advance(3.0, 4) == 4
-    assert clock.segment == 1
+def test_a_jump_backward_opens_a_segment_of_sequential_positions_without_a_gap() -> None:
+    positions = SequentialPositions(0, 1000)
+    positions.advance(50.0, 4)
+    assert positions.advance(3.0, 4) == 4
+    assert positions.segment == 1
 
 
-def test_stamps_cannot_be_found_in_running_positions() -> None:
+def test_stamps_cannot_be_found_in_sequential_positions() -> None:
     with pytest.raises(SettingsError, match="consecutive"):
         SequentialPositions(0, 1000).locate(3.0)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=150), st.integers(0, 30), st.integers(0, 400))
-def test_running_positions_stay_in_range_and_rebasing_keeps_order_and_recent_distances(
-    spans: list[int], start: int, room: int
+def test_sequential_positions_stay_in_range_and_rebasing_keeps_order_and_recent_distances(
+    spans: list[int], start: int, headroom: int
 ) -> None:
     limit = 800
-    clock = SequentialPositions(start, limit, room)
-    assert max(spans) <= clock.largest_span
+    positions = SequentialPositions(start, limit, headroom)
+    assert max(spans) <= positions.largest_span
     held = torch.zeros(0, dtype=torch.int32)
     for index, span in enumerate(spans):
-        change = clock.rebase(float(index), span)
+        change = positions.rebase(float(index), span)
         if change is not None:
             moved = change(held)
             assert bool((moved[1:] >= moved[:-1]).all())
             exact = held >= change.pivot
-            assert exact.sum() >= (limit - room - start) // 4
+            assert exact.sum() >= (limit - headroom - start) // 4
             assert torch.equal(moved[exact], held[exact] - change.shift)
             held = moved
-        first = clock.advance(float(index), span)
+        first = positions.advance(float(index), span)
         held = torch.cat([held, torch.arange(first, first + span, dtype=torch.int32)])
-        assert start <= int(held.min()) and int(held.max()) == clock.newest < limit - room
+        assert start <= int(held.min()) and int(held.max()) == positions.newest < limit - headroom
+
+
+@pytest.mark.parametrize("tokens_per_second", [0.0, 2.0])
+def test_positions_come_back_from_their_state_and_go_on_as_if_nothing_had_happened(tokens_per_second: float) -> None:
+    first, second = (make_positions(5, tokens_per_second, 100, headroom=20) for _ in range(2))
+
+    def watched(positions: TimestampPositions, stamps: list[float]) -> list[object]:
+        return [(positions.seconds(at), positions.rebase(at, 3), positions.advance(at, 3)) for at in stamps]
+
+    watched(first, [1e9, 1e9 + 20, 1e9 + 45, 7.0, 30.0])
+    watched(second, [3.0])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.rebases == first.rebases and second.newest == first.newest
+    assert second.largest_span == first.largest_span
+    later = [30.5, 90.0, 2.0, 1e9]
+    assert watched(second, later) == watched(first, later)
 
 
 # -- the stream's time ------------------------------------------------------------------------------------------------
 
 
 def test_seconds_count_from_the_first_frame_and_go_on_behind_a_jump_backward() -> None:
-    clock = TimestampPositions(0, 2.0, 1000)
-    assert [clock.seconds(stamp) for stamp in (100.0, 100.5, 160.25, 160.0)] == [0.0, 0.5, 60.25, 60.0]
-    assert clock.seconds(10.0) == 61.25
-    assert clock.seconds(12.0) == 63.25
+    positions = TimestampPositions(0, 2.0, 1000)
+    assert [positions.seconds(stamp) for stamp in (100.0, 100.5, 160.25, 160.0)] == [0.0, 0.5, 60.25, 60.0]
+    assert positions.seconds(10.0) == 61.25
+    assert positions.seconds(12.0) == 63.25
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=50))
 def test_seconds_never_fall_by_more_than_jitter(stamps: list[float]) -> None:
-    clock = SequentialPositions(0, 1000)
-    told = [clock.seconds(stamp) for stamp in stamps]
-    assert told[0] == 0.0
-    assert all(later >= max(told[: index + 1]) - 1.0 - 1e-6 for index, later in enumerate(told[1:]))
+    positions = SequentialPositions(0, 1000)
+    seconds = [positions.seconds(stamp) for stamp in stamps]
+    assert seconds[0] == 0.0
+    assert all(later >= max(seconds[: index + 1]) - 1.0 - 1e-6 for index, later in enumerate(seconds[1:]))

@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +51,7 @@ def test_dot_products_depend_on_the_distance_of_positions_only() -> None:
     assert torch.allclose(near, far, atol=1e-3)
 
 
-def test_relative_places_turn_by_their_sum_and_text_by_its_position_alone() -> None:
+def test_relative_h_and_w_rotate_by_their_sum_with_t_and_those_of_text_by_t_alone() -> None:
     plain, relative = rotary(8), Rotary(rotary(8).inverse_frequencies, rotary(8).axes, relative=True)
     keys = torch.randn(1, 3, 16)
     slots = torch.tensor([[[70, 2, 5], [71, 0, 0], [72, -1, -9]]], dtype=torch.int32)
@@ -59,12 +61,37 @@ def test_relative_places_turn_by_their_sum_and_text_by_its_position_alone() -> N
     assert torch.allclose(relative.unrotate(relative.rotate(keys, slots), slots), keys, atol=1e-5)
 
 
-def test_keys_of_one_place_at_different_times_compare_alike_once_turned_back_in_time() -> None:
+def test_keys_of_one_patch_at_different_times_are_alike_once_unrotated_in_time() -> None:
     for axes, relative in ((torch.zeros(8, dtype=torch.int64), False), (torch.arange(8) % 3, True)):
         turn = Rotary(rotary(8).inverse_frequencies, axes, relative=relative)
         raw = torch.randn(1, 1, 16).expand(1, 2, 16)
         slots = torch.tensor([[[30, 2, 5], [3000, 2, 5]]], dtype=torch.int32)
         keys = turn.rotate(raw, slots)
-        angles = turn.time_angles(slots[0, :, 0])
-        turn.unrotate_time(turn.time_halves(keys), angles)
+        turn.unrotate_time(keys, turn.time_angles(slots[0, :, 0]))
         assert torch.cosine_similarity(keys[0, 0], keys[0, 1], dim=0) > 1 - 1e-5
+
+
+TIME_AXES = {"one axis": [0] * 16, "sections": [0] * 4 + [1] * 6 + [2] * 6, "interleaved": [0, 1, 2] * 5 + [0]}
+
+
+@pytest.mark.parametrize("name", TIME_AXES)
+def test_unrotate_time_undoes_exactly_the_rotation_by_t(name: str) -> None:
+    turn = Rotary(1.0 / (1e4 ** (torch.arange(16).float() / 16)), torch.tensor(TIME_AXES[name]))
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randn(20, 32, generator=generator)
+    times = torch.randint(0, 3000, (20,), generator=generator, dtype=torch.int32)
+    grid = torch.randint(0, 40, (20, 2), generator=generator, dtype=torch.int32)
+    keys = turn.rotate(raw, torch.cat([times[:, None], grid], dim=-1))
+    turn.unrotate_time(keys, turn.time_angles(times))
+    wanted = turn.rotate(raw, torch.cat([torch.zeros_like(times)[:, None], grid], dim=-1))
+    if name == "one axis":
+        wanted = raw
+    assert torch.allclose(keys, wanted, atol=1e-5)
+
+
+def test_keys_that_do_not_turn_with_time_are_left_alone() -> None:
+    turn = Rotary(torch.ones(4), torch.tensor([1, 1, 2, 2]))
+    keys = torch.randn(3, 8)
+    before = keys.clone()
+    turn.unrotate_time(keys, turn.time_angles(torch.tensor([5, 6, 7])))
+    assert torch.equal(keys, before)

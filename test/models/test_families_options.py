@@ -83,7 +83,7 @@ def test_cameras_are_told_apart_and_frames_of_others_hidden(make: Callable[..., 
 
 @EVERY_FAMILY
 def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Callable[..., Any]) -> None:
-    from ros_kvstream.memory.policies.history import similarity_to_newer
+    from ros_kvstream.memory.policies.redundancy import similarity_to_newer
 
     model = make(layers=1)
     memory = checks.stream_of(model)
@@ -96,7 +96,7 @@ def test_identical_frames_are_fully_redundant_at_any_distance_in_time(make: Call
 @EVERY_FAMILY
 def test_the_published_selection_runs_on_frames_with_text(make: Callable[..., Any]) -> None:
     memory = checks.stream_of(make(layers=2), 0.12, policy="infinipot_v",
-                              policy_options={"compatibility": "paper"})  # fmt: skip
+                              policy_settings={"compatibility": "paper"})  # fmt: skip
     checks.feed(memory, checks.frames_of(3, 30), [0.7 * index for index in range(30)])
     assert memory.stats().compactions > 0
     memory.ask(checks.QUESTION)
@@ -139,7 +139,7 @@ def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_ow
     builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)  # type: ignore[arg-type]
     context = builder.build(checks.QUESTION, ids, start, Filters(), 200)
     assert context is not None
-    layer = memory.arena._layers[0]
+    layer = memory.arena.table[0]
     positions, frames = layer.positions[0, used : memory.arena.used], layer.frames[0, used : memory.arena.used]
     newest = layer.positions[0, :used][layer.frames[0, :used] == 9][:, 0].min()
     assert int(positions[:, 0].max()) < int(newest)

@@ -82,7 +82,7 @@ def test_texts_of_different_frames_are_compared_from_the_grid_outwards() -> None
     still = checks.frames_of(0, 1)[0]
     checks.feed(memory, [still] * 12, [float(i) for i in range(12)])
     slots = memory.arena.frame_slots(0)
-    kept = make_policy("tar", {"compare_with": "newer"}).select(slots, 60)[0]
+    kept = make_policy("tar", {"compare_with": "newer"}).select(slots, 60)[0].nonzero()[:, 0]
     text = slots.positions[0, kept, 1] == TEXT_BEFORE
     coordinates = slots.positions[0, kept][text, 2].tolist()
     digits = model.tokenize("<1.0 seconds><|vision_start|>").index(model.tokenize("1")[0]) - 6

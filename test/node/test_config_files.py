@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files in config/ are well-formed, and name what a running node really has, by the types that each view needs."""
 
 from __future__ import annotations

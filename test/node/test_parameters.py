@@ -1,134 +1,138 @@
-"""The parameter table: complete, equal to the settings' defaults, its limits those of the settings."""
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of a node in this process: what is declared, refused and applied."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import yaml
+import rclpy
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from support.running_node import own_domain
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.node.parameter_file import render
-from ros_kvstream.node.parameter_table import BY_NAME, PARAMETERS, ParameterSpec
-from ros_kvstream.node.parameters import _build, as_meant, check_cameras, check_value, parse_numbers, parse_options
+from ros_kvstream.node.parameters import NodeParameters, check_cameras
 from ros_kvstream.settings import StreamSettings
 
-CONFIG = Path(__file__).parents[2] / "config" / "kvstream.yaml"
-RANGED = [spec for spec in PARAMETERS if spec.low is not None]
+
+class Declared:
+    """The parameters of a node, and what would be applied to its memory."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.unconfigured = True
+        self.budgets: list[float] = []
+        self.settings: list[StreamSettings] = []
+        self.parameters = NodeParameters(node, lambda: self.unconfigured, self.budgets.append, self.settings.append)
+
+    def set(self, **values: Any) -> str:
+        """Set parameters at once, "__" for a dot; returns the reason of a refusal."""
+        parameters = [Parameter(name.replace("__", "."), value=value) for name, value in values.items()]
+        return str(self.node.set_parameters_atomically(parameters).reason)
 
 
-def leaves(settings: type, prefix: str = "") -> dict[str, Any]:
-    """Dotted names of all settings with their defaults."""
-    found: dict[str, Any] = {}
-    for item in fields(settings):
-        default = item.default_factory() if item.default_factory is not MISSING else item.default
-        name = prefix + item.name
-        found |= leaves(type(default), name + ".") if is_dataclass(default) else {name: default}
-    return found
+@pytest.fixture(scope="module")
+def context() -> Iterator[rclpy.Context]:
+    with own_domain() as domain:
+        context = rclpy.Context()
+        rclpy.init(context=context, domain_id=domain)
+        yield context
+        context.try_shutdown()
 
 
-def as_parameter(default: Any) -> Any:
-    """How a setting's default looks as a parameter: collections are text."""
-    return "" if default in ({}, ()) else default
+@pytest.fixture
+def declare(context: rclpy.Context) -> Iterator[Callable[..., Declared]]:
+    nodes: list[Node] = []
+
+    def make(**given: Any) -> Declared:
+        overrides = [Parameter(name.replace("__", "."), value=value) for name, value in given.items()]
+        nodes.append(Node("parameters", context=context, parameter_overrides=overrides))
+        return Declared(nodes[-1])
+
+    yield make
+    for node in nodes:
+        node.destroy_node()
 
 
-def test_every_setting_of_the_memory_is_a_parameter_with_the_same_default() -> None:
-    settings = {name: as_parameter(default) for name, default in leaves(StreamSettings).items()}
-    del settings["memory.camera_shares"]  # each camera's own parameter
-    assert {spec.setting: spec.default for spec in PARAMETERS if spec.setting} == settings
+def test_values_given_at_start_are_in_the_settings(declare: Callable[..., Declared]) -> None:
+    node = declare(memory__budget_mib=8, gate__mode=False, memory__policy="tar", memory__tar__recent_share=0.25,
+                   retrieval__layers="3 7", cameras=["front", "rear"], rear__share=0.5)  # fmt: skip
+    settings = node.parameters.stream_settings()
+    assert (settings.memory.budget_mib, settings.gate.mode, settings.retrieval.layers) == (8.0, "off", (3, 7))
+    assert settings.memory.policy_settings["recent_share"] == 0.25
+    assert settings.memory.camera_shares == {"front": 0.0, "rear": 0.5}
+    assert [(camera.name, camera.topic) for camera in node.parameters.cameras()] == [
+        ("front", "front/image"), ("rear", "rear/image")]
 
 
-def test_parameter_names_are_distinct() -> None:
-    assert len(BY_NAME) == len(PARAMETERS)
+@pytest.mark.parametrize(("given", "reason"), [
+    ({"memory__budget_mib": -5.0}, "memory.budget_mib = -5.0: must be a finite number from 0.01 to 4194304"),
+    ({"memory__buget_mib": 64.0}, "did you mean 'memory.budget_mib'"),
+    ({"memory__tar__recent_shar": 0.2}, "did you mean 'memory.tar.recent_share'"),
+    ({"camera__trasport": "raw"}, "did you mean 'camera.transport'"),
+    ({"camera__transport": "theora"}, "camera.transport = 'theora': must be one of raw, compressed"),
+    ({"camera__topic": 3}, "camera.topic = 3: must be of type text"),
+    ({"camera__share": 1.5}, "camera.share = 1.5: must be"),
+    ({"cameras": ["a", "a"]}, "distinct names"),
+    ({"memory__policy": "lru"}, "memory.policy = 'lru': must be one of"),
+    ({"memory__infinipot_v__recent_share": 0.0}, "recent_share = 0.0: must be above 0"),
+    ({"ingest__depth_near": 5.0, "ingest__depth_far": 4.0}, "ingest.depth_near"),
+], ids=str)  # fmt: skip
+def test_a_bad_value_or_name_at_start_is_refused_with_the_reason(
+    declare: Callable[..., Declared], given: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        declare(**given)
 
 
-def neighbours(name: str, limit: float) -> dict[str, float]:
-    """Settings that have a limit together with this one, so that this one can go to its own."""
-    return {"quantized.int8": {"quantized.int4": 0.95 - limit}, "quantized.int4": {"quantized.int8": 0.95 - limit},
-            "memory.high_water": {"memory.keep_ratio": 0.05}}.get(name, {})
+def test_a_change_is_refused_as_a_whole(declare: Callable[..., Declared]) -> None:
+    node = declare()
+    assert "memory.keep_ratio" in node.set(memory__budget_mib=8.0, memory__high_water=0.5)
+    assert node.parameters.value("memory.budget_mib") == 64.0
+    assert node.set(memory__budget_mib=8, memory__high_water=0.5, memory__keep_ratio=0.4) == ""
+    assert node.parameters.value("memory.budget_mib") == 8.0
 
 
-@pytest.mark.parametrize("spec", [spec for spec in RANGED if spec.setting], ids=lambda spec: spec.name)
-def test_the_settings_accept_both_limits_of_a_parameter_and_nothing_beyond(spec: ParameterSpec) -> None:
-    for limit in (spec.low, spec.high):
-        _build(StreamSettings, "", {spec.setting: type(spec.default)(limit), **neighbours(spec.name, limit)})
-    if spec.name == "seed":
-        return  # any integer does
-    for beyond in (spec.low - 1e-3 - abs(spec.low) / 2, spec.high * 2 + 1):
-        with pytest.raises(SettingsError):
-            _build(StreamSettings, "", {spec.setting: beyond})
+def test_a_live_memory_gets_only_what_has_changed(declare: Callable[..., Declared]) -> None:
+    node = declare()
+    node.unconfigured = False
+    assert node.set(query__max_waiting=5, memory__tar__recent_share=0.5) == ""
+    assert (node.budgets, node.settings) == ([], [])
+    assert node.set(memory__budget_mib=8.0) == ""
+    assert (node.budgets, node.settings) == ([8.0], [])
+    assert node.set(memory__policy="tar") == "" and node.set(camera__share=0.5) == ""
+    policy, shares = (settings.memory for settings in node.settings)
+    assert (policy.policy, policy.policy_settings["recent_share"]) == ("tar", 0.5)
+    assert shares.camera_shares == {"camera": 0.5}
 
 
-@pytest.mark.parametrize("spec", [spec for spec in PARAMETERS if spec.choices and spec.setting],
-                         ids=lambda spec: spec.name)
-def test_the_settings_accept_every_choice(spec: ParameterSpec) -> None:
-    for choice in spec.choices:
-        _build(StreamSettings, "", {spec.setting: choice})
+def test_while_configured_only_the_present_value_of_a_fixed_parameter_is_accepted(
+    declare: Callable[..., Declared],
+) -> None:
+    node = declare()
+    node.unconfigured = False
+    assert "device may be changed while the node is unconfigured" in node.set(device="cpu")
+    assert "camera.topic may be changed while" in node.set(camera__topic="other")
+    assert node.set(device="auto", memory__block_frames=1, cameras=["camera"]) == ""
 
 
-@pytest.mark.parametrize("spec", [spec for spec in PARAMETERS if spec.choices and spec.setting],
-                         ids=lambda spec: spec.name)
-def test_the_choices_are_all_that_the_settings_know(spec: ParameterSpec) -> None:
-    with pytest.raises(SettingsError) as refusal:
-        _build(StreamSettings, "", {spec.setting: "nonsense"})
-    limit = str(refusal.value).split("must be ")[1].rstrip(".").removeprefix("one of ")
-    assert set(limit.replace(" or ", ", ").split(", ")) == set(spec.choices)
+def test_a_camera_added_at_run_time_gets_parameters_and_a_bad_one_does_not_end_the_node(
+    declare: Callable[..., Declared],
+) -> None:
+    node = declare(z__transport="theora")
+    assert node.set(cameras=["front", "z"]) == ""
+    assert node.set(front__share=0.25) == ""
+    with pytest.raises(SettingsError, match="z.transport = 'theora'"):
+        node.parameters.cameras()
+    assert node.set(z__transport="compressed") == ""
+    assert [camera.transport for camera in node.parameters.cameras()] == ["raw", "compressed"]
 
 
-@pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30, "1", None, True, [1]], ids=str)
-def test_bad_numbers_are_refused_by_name(spec: ParameterSpec, value: Any) -> None:
-    with pytest.raises(SettingsError, match=spec.name):
-        check_value(spec, value)
-
-
-@pytest.mark.parametrize("spec", PARAMETERS, ids=lambda spec: spec.name)
-def test_every_default_is_valid_and_described(spec: ParameterSpec) -> None:
-    check_value(spec, spec.default)
-    assert spec.description.endswith(".") and "May be changed" in spec.constraints
-
-
-def test_an_integer_is_accepted_where_a_number_is_wanted() -> None:
-    check_value(BY_NAME["memory.budget_mib"], 64)
-
-
-def test_bare_words_of_yaml_are_taken_as_meant() -> None:
-    assert as_meant(BY_NAME["gate.mode"], False) == "off" and as_meant(BY_NAME["quantized.mode"], True) == "on"
-    assert as_meant(BY_NAME["autostart"], False) is False and as_meant(BY_NAME["memory.policy"], True) is True
-    number = as_meant(BY_NAME["memory.budget_mib"], 64)
-    assert number == 64.0 and isinstance(number, float)
-
-
-def test_policy_options_are_read_by_kind() -> None:
-    assert parse_options("alpha=0.5, recent=3 pool=true mode=all") == {
-        "alpha": 0.5, "recent": 3, "pool": True, "mode": "all"}
-    assert parse_options("  ") == {}
-
-
-@pytest.mark.parametrize("text", ["alpha", "=3", "alpha=", "a b=1", "1x=2"])
-def test_policy_options_of_another_form_are_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="form name=value"):
-        parse_options(text)
-
-
-def test_layers_are_read_as_whole_numbers() -> None:
-    assert parse_numbers("retrieval.layers", " 3, 7 11 ") == (3, 7, 11) and parse_numbers("retrieval.layers", "") == ()
-    with pytest.raises(SettingsError, match="retrieval.layers = '3;7'"):
-        parse_numbers("retrieval.layers", "3;7")
-
-
-@pytest.mark.parametrize("names", [[], ["a"] * 2, ["a/b"], ["9"], [""], ["gate"], [3], "front",
-                                   [f"c{i}" for i in range(9)]], ids=str)
+@pytest.mark.parametrize(
+    "names", [[], ["a"] * 2, ["a/b"], ["9"], [""], ["gate"], [3], "front", [f"c{i}" for i in range(9)]], ids=str
+)
 def test_impossible_camera_names_are_refused(names: Any) -> None:
     with pytest.raises(SettingsError, match="cameras"):
         check_cameras(names)
-
-
-def test_the_parameter_file_is_what_the_table_says() -> None:
-    assert CONFIG.read_text() == render(), "run python -m ros_kvstream.node.parameter_file > config/kvstream.yaml"
-    parameters = yaml.safe_load(CONFIG.read_text())["/**"]["ros__parameters"]
-    assert {name: value for name, value in parameters.items() if name in BY_NAME} == {
-        spec.name: spec.default for spec in PARAMETERS}
-    assert {*parameters} - {*BY_NAME} == {"cameras", "camera.topic", "camera.transport", "camera.share"}

@@ -26,8 +26,8 @@ from ros_kvstream.errors import KvStreamError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.main import NO_MIDDLEWARE
 from ros_kvstream.node.messages import to_stamp
-from ros_kvstream.node.parameters import CameraSettings
 from ros_kvstream.node.security import security_hint
+from ros_kvstream.node.settings import CameraSettings
 
 POLICY = Path(__file__).parents[2] / "config" / "kvstream.policy.xml"
 CLIENT = """

@@ -139,7 +139,9 @@ def test_an_error_in_the_model_drops_the_frame_counts_it_and_the_next_one_is_tak
     assert (count.published, count.seen, count.dropped["fault"]) == (3, 2, 1)
 
 
-def test_an_error_in_a_compaction_leaves_the_memory_as_it_was_and_the_next_one_succeeds() -> None:
+def test_an_error_in_a_compaction_leaves_the_memory_as_it_was_and_the_next_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     setup = Setup(budget_mib=0.4)
     setup.made.result(LONG)
     setup.worker.ingest(True)
@@ -149,11 +151,11 @@ def test_an_error_in_a_compaction_leaves_the_memory_as_it_was_and_the_next_one_s
         setup.put(stamp)
         setup.told.wait_for_event(f"frame {stamp}")
     before = setup.planes()
-    setup.worker.call(lambda memory: setattr(memory.policy, "select_mask", out_of_memory)).result(LONG)
+    setup.worker.call(lambda memory: monkeypatch.setattr(type(memory.policy), "select", out_of_memory)).result(LONG)
     setup.put(1000)
     setup.told.wait_for_event("fault frame: no memory left")
     assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
-    setup.worker.call(lambda memory: delattr(memory.policy, "select_mask")).result(LONG)
+    setup.worker.call(lambda memory: monkeypatch.undo()).result(LONG)
     setup.put(1001)
     setup.told.wait_for_event("frame 1001")
     assert setup.worker.call(lambda memory: memory.stats().compactions).result(LONG) == 1

@@ -84,7 +84,7 @@ def test_frames_that_left_the_arena_are_brought_back_as_they_were():
     back = [found for found in context.evidence if found.frame_id not in held]
     assert back
     appended = slice(mark.used, memory.arena.used)
-    layer = memory.arena._layers[1]
+    layer, (keys, values) = memory.arena.table[1], memory.arena.layer(1)
     times = layer.positions[0, appended, 0]
     assert times.tolist() == sorted(times.tolist())
     newest = memory.arena.frame_slots(0)
@@ -94,9 +94,9 @@ def test_frames_that_left_the_arena_are_brought_back_as_they_were():
         rows = layer.frames[0, appended] == found.frame_id
         slot = memory.archive_retrieval.archive.table.slot_of(found.frame_id)
         archived = memory.archive_retrieval.archive.fetch([slot])[0]
-        raw = memory.arena.rotary.unrotate(layer.keys[:, appended][:, rows], layer.positions[:, appended][:, rows])
+        raw = memory.arena.rotary.unrotate(keys[:, appended][:, rows], layer.positions[:, appended][:, rows])
         torch.testing.assert_close(raw, archived.keys[1], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(layer.values[:, appended][:, rows], archived.values[1])
+        torch.testing.assert_close(values[:, appended][:, rows], archived.values[1])
     memory.arena.roll_back(mark)
 
 

@@ -21,7 +21,7 @@ SIZE = (56, 84)
 
 def waiting(frame_id: int, camera: str = "a", grid: tuple[int, int] = (2, 3), stamp: float = 0.0) -> PendingGrid:
     picture = np.zeros((*SIZE, 3), dtype=np.uint8)
-    return PendingGrid(frame_id, camera, grid, stamp, (picture,), (stamp,), None, None)
+    return PendingGrid(frame_id, camera, grid, stamp, (picture,), (stamp,), None)
 
 
 def memory_of(*, gate: str = "off", **options: Any) -> VideoMemory:
@@ -81,7 +81,7 @@ def test_no_frame_is_lost_or_doubled_and_no_grid_holds_more_than_two(
                 block.clear()
             block.add(waiting(number, camera, stamp=stamp))
         else:
-            partner.join(partner.frames[0], stamp, None, None)
+            partner.join(partner.frames[0], stamp, None)
         assert len(block) <= limit
         assert all(len(grid.frames) <= 2 and grid.seconds == tuple(sorted(grid.seconds)) for grid in block)
         if block.full:
@@ -93,13 +93,12 @@ def test_no_frame_is_lost_or_doubled_and_no_grid_holds_more_than_two(
 
 def test_a_patch_of_a_pair_is_prefilled_where_either_frame_wants_it() -> None:
     grid = waiting(0)
-    grid.kept, grid.saliency = torch.tensor([True, False, False]), torch.tensor([1.0, 5.0, 0.0])
-    grid.join(grid.frames[0], 1.0, torch.tensor([False, False, True]), torch.tensor([2.0, 0.0, 0.0]))
+    grid.kept = torch.tensor([True, False, False])
+    grid.join(grid.frames[0], 1.0, torch.tensor([False, False, True]))
     assert grid.kept.tolist() == [True, False, True]
-    assert grid.saliency.tolist() == [2.0, 5.0, 0.0]
     assert grid.mean_seconds == 0.5
     whole = waiting(0)
-    whole.join(whole.frames[0], 1.0, torch.tensor([False]), None)
+    whole.join(whole.frames[0], 1.0, torch.tensor([False]))
     assert whole.kept is None
 
 

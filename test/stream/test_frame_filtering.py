@@ -9,7 +9,6 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 from vision.scenes import PATCH, scene, with_noise, with_thing
 
 from ros_kvstream.errors import FrameError
-from ros_kvstream.memory.quantized.arena import QuantizedArena
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.settings import (
     GateSettings,
@@ -19,7 +18,6 @@ from ros_kvstream.settings import (
     StreamSettings,
 )
 from ros_kvstream.stream.memory import VideoMemory
-from ros_kvstream.vision.saliency import saliency_map
 
 QUESTION = "what colour is the cone ?"
 OFF = GateSettings(mode="off")
@@ -173,7 +171,7 @@ def test_the_ladder_remembers_more_frames_in_the_same_bytes_and_rolls_back() -> 
     )
     plain = memory_of(model, 2.0, "sliding_window", gate=OFF)
     ladder = memory_of(model, 2.0, "sliding_window", gate=OFF, quantized=QuantizedSettings(mode="on"))
-    assert isinstance(ladder.arena, QuantizedArena)
+    assert ladder.arena.plan.quantized
     for seed in range(60):
         for memory in (plain, ladder):
             memory.observe(picture(seed), 0.5 * seed)
@@ -202,24 +200,6 @@ def test_a_thing_of_two_patches_that_crosses_for_half_a_second_is_remembered_pat
             coordinates = view.positions[0][view.frames[0] == seen.frame_id][:, 1:] - model.layout.origin
             assert {(row, column), (row, column + 1)} <= {tuple(place) for place in coordinates.tolist()}
     assert memory.stats().frames_gated == 0 and memory.stats().compactions == 0
-
-
-@pytest.mark.parametrize("mode", ["off", "prune"])
-def test_a_ladder_by_saliency_holds_the_map_of_each_picture_also_where_nothing_is_pruned(mode: str) -> None:
-    ladder = QuantizedSettings(mode="on", order="saliency")
-    memory = memory_of(budget_mib=0.25, gate=OFF, quantized=ladder, saliency=SaliencySettings(mode=mode, guard=0))
-    frames = [half_plain(seed) for seed in range(40)]
-    tokens = [memory.observe(frame, 0.5 * seed).tokens for seed, frame in enumerate(frames)]
-    assert (max(tokens) < 16) is (mode == "prune")
-    assert isinstance(memory.arena, QuantizedArena) and memory.stats().compactions > 0
-    maps = [saliency_map(frame, 4, 4, (112, 112)) for frame in frames]
-    for layer in memory.arena._layers:
-        assert layer.saliency is not None
-        for slot in range(memory.arena.pinned, memory.arena.frames_end):
-            _, row, column = (layer.positions[1, slot] - memory.model.layout.origin).tolist()
-            expected = maps[int(layer.frames[1, slot])][row, column]
-            assert float(layer.saliency[1, slot]) == pytest.approx(float(expected), rel=1e-3)
-    assert memory.ask(QUESTION).evidence
 
 
 def test_the_budget_of_a_ladder_can_be_lowered_and_raised_while_it_runs() -> None:

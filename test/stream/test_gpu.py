@@ -16,9 +16,10 @@ from support.arenas import contents, same
 from support.family_checks import QUESTION, feed, frames_of, question_logits, stream_of
 from support.model_folder import save_random_model
 
+from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
-from ros_kvstream.settings import POLICIES, ArchiveSettings, ModelSettings, QuantizedSettings, RetrievalSettings
+from ros_kvstream.settings import ArchiveSettings, ModelSettings, QuantizedSettings, RetrievalSettings
 from ros_kvstream.stream.memory import VideoMemory
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +60,7 @@ def test_a_stream_gives_the_logits_of_the_cpu(models: dict[str, VideoLanguageMod
     assert (ours - theirs).abs().max() < 1e-3 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "full"])
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "full"])
 def test_every_policy_keeps_its_cap_and_what_the_cpu_keeps(models: dict[str, VideoLanguageModel], policy: str) -> None:
     ours, theirs = (fed(model, policy=policy) for model in models.values())
     stats = ours.stats()
@@ -81,7 +82,7 @@ def test_filters_hide_frames(models: dict[str, VideoLanguageModel]) -> None:
     assert answer.evidence and all(evidence.stamp >= 50.0 for evidence in answer.evidence)
 
 
-@pytest.mark.parametrize("order", ["policy", "recent", "saliency"])
+@pytest.mark.parametrize("order", ["policy", "recent"])
 def test_a_ladder_answers(models: dict[str, VideoLanguageModel], order: str) -> None:
     memory = fed(models["device"], quantized=QuantizedSettings(mode="on", order=order))
     stats = memory.stats()

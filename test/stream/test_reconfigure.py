@@ -69,7 +69,7 @@ def test_what_would_need_another_plan_is_left_as_it_is() -> None:
 
 def test_a_bad_option_is_refused_and_changes_nothing() -> None:
     memory = watched(3)
-    bad = replace(SETTINGS, memory=replace(SETTINGS.memory, policy="tar", policy_options={"nonsense": 1}))
+    bad = replace(SETTINGS, memory=replace(SETTINGS.memory, policy="tar", policy_settings={"nonsense": 1}))
     for attempt in (memory.check_settings, memory.reconfigure):
         with pytest.raises(SettingsError, match="nonsense"):
             attempt(bad)

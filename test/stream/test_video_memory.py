@@ -7,8 +7,9 @@ from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import BudgetError, FrameError, QuestionCancelled, QuestionError
+from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
-from ros_kvstream.settings import POLICIES, GateSettings, MemorySettings, StreamSettings
+from ros_kvstream.settings import GateSettings, MemorySettings, StreamSettings
 from ros_kvstream.stream.answer import Answerer
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -57,7 +58,7 @@ def test_asking_leaves_the_memory_bit_for_bit_as_it_was() -> None:
     assert [e.score for e in first.evidence] == [e.score for e in second.evidence]
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "full"])
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "full"])
 def test_every_policy_keeps_the_cap_over_a_long_stream(policy: str) -> None:
     memory = memory_of(policy=policy)
     for index in range(150):

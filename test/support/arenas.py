@@ -1,12 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small arenas filled with known random slots."""
 
 from __future__ import annotations
 
 import torch
 
+from ros_kvstream.errors import BudgetError
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.rotary import Rotary
+from ros_kvstream.settings import QuantizedSettings
+
+HALVES = QuantizedSettings(mode="on", int8=0.25, int4=0.5)
 
 
 def make_arena(
@@ -24,25 +29,43 @@ def make_arena(
     plan = plan_budget(
         shape, smallest_budget(shape, pinned, reserve, frame_slots), pinned=pinned, reserve=reserve, frame_tokens=1
     )
+    return _prompted(Arena(plan, _rotary(head_dim)))
+
+
+def make_quantized_arena(
+    frame_slots: int = 40, *, dtype: torch.dtype = torch.float32, head_dim: int = 16, pinned: int = 3,
+    order: str = "policy",
+) -> Arena:  # fmt: skip
+    """An arena in mixed precision with about this many frame slots, its prompt already pinned."""
+    shape = CacheShape(2, 2, head_dim, dtype)
+    budget, plan = 1000, None
+    while plan is None or plan.frame_slots < frame_slots:
+        budget += 500
+        try:
+            plan = plan_budget(shape, budget, HALVES, pinned=pinned, reserve=10, frame_tokens=4)
+        except BudgetError:
+            plan = None
+    return _prompted(Arena(plan, _rotary(head_dim), order=order))
+
+
+def _rotary(head_dim: int) -> Rotary:
     half = head_dim // 2
-    rotary = Rotary(1.0 / (1e4 ** (torch.arange(half).float() / half)), torch.arange(half) % 3)
-    arena = Arena(plan, rotary)
-    if pinned:
-        append(arena, pinned, frame=-1, frames=False, seed=99)
+    return Rotary(1.0 / (1e4 ** (torch.arange(half).float() / half)), torch.arange(half) % 3)
+
+
+def _prompted(arena: Arena) -> Arena:
+    if arena.plan.pinned_slots:
+        append(arena, arena.plan.pinned_slots, frame=-1, frames=False, seed=99)
     arena.pin()
     return arena
 
 
-def append(
-    arena: Arena, tokens: int, *, frame: int, frames: bool = True, seed: int = 0, t: int = 0,
-    saliency: torch.Tensor | None = None,
-) -> None:  # fmt: skip
+def append(arena: Arena, tokens: int, *, frame: int, frames: bool = True, seed: int = 0, t: int = 0) -> None:
     """Append random keys and values, different in every layer, with one frame's table entries."""
     generator = torch.Generator().manual_seed(seed)
     positions = torch.stack([torch.full((tokens,), t), torch.arange(tokens), torch.arange(tokens)], -1).int()
     numbers, cameras = torch.full((tokens,), frame, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int16)
-    chunk = Chunk(positions, numbers, cameras, saliency)
-    arena.begin(chunk, frames=frames)
+    arena.begin(Chunk(positions, numbers, cameras), frames=frames)
     shape = arena.plan.shape
     for layer in range(shape.layers):
         keys, values = torch.randn(2, shape.kv_heads, tokens, shape.head_dim, generator=generator).to(shape.dtype)
@@ -50,9 +73,20 @@ def append(
     arena.commit()
 
 
+def fill(arena: Arena, frames: int, tokens: int = 4, start: int = 0) -> None:
+    """Append whole frames, each at its own t; slots of a quantized arena move to fewer bits where they must."""
+    for frame in range(start, start + frames):
+        arena.demote(tokens)
+        append(arena, tokens, frame=frame, seed=frame, t=frame)
+
+
 def contents(arena: Arena) -> list[torch.Tensor]:
-    """Copies of all slots in use: planes and slot table, every layer."""
-    return [tensor[:, : arena.used].clone() for layer in arena._layers for tensor in layer.tensors]
+    """Copies of all slots in use: keys, values and slot table of every layer."""
+    return [
+        tensor[:, : arena.used].clone()
+        for index, table in enumerate(arena.table)
+        for tensor in (*arena.layer(index), *table.tensors().values())
+    ]
 
 
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:

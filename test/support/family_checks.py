@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ros_kvstream.memory.budget import MIB, smallest_budget
+from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.settings import (
-    POLICIES,
     ArchiveSettings,
     GateSettings,
     MemorySettings,
@@ -142,7 +142,7 @@ class FamilyChecks:
         feed(full, pictures, range(frames))
         reserve = len(model.suffix_ids("")) + 32 + 16
         budget = full_budget_mib(model, full.arena.frame_slots_used // 4, reserve)
-        for policy in (name for name in POLICIES if name != "full"):
+        for policy in (name for name in policy_names() if name != "full"):
             memory = stream_of(model, budget + 1e-6, policy=policy)
             for index, picture in enumerate(pictures):
                 memory.observe(picture, float(index))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots of one layer as a policy sees them, from frames that are described in a line."""
 
 from __future__ import annotations
@@ -58,40 +59,41 @@ def make_slots(
     made = torch.randn(heads, total, head_dim, generator=generator) if values is None else values
     turn = turn or rotary(head_dim)
     positions = rows[..., :3].int() + torch.tensor([5, 5, 5], dtype=torch.int32)
-    view = LayerSlots(
+    keys, values = turn.rotate(raw, positions).to(dtype), made.to(dtype)
+    slots = LayerSlots(
         layer=0,
         layers=4,
-        keys=turn.rotate(raw, positions).to(dtype),
-        values=made.to(dtype),
-        value_norms=torch.linalg.vector_norm(made.to(dtype), dim=-1, dtype=torch.float32),
+        keys=keys,
+        values=values,
+        key_norms=torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32),
+        value_norms=torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32),
         positions=positions,
         frames=rows[..., 3].int(),
         cameras=rows[..., 4].short(),
-        unrotate=turn.unrotate,
         rotary=turn,
     )
     orders = [torch.randperm(total, generator=generator)[: total - missing] for _ in range(heads)]
     if missing and not shuffled:
         orders = [order.sort().values for order in orders]
-    return reorder(view, torch.stack(orders)) if missing or shuffled else view
+    return reorder(slots, torch.stack(orders)) if missing or shuffled else slots
 
 
-def reorder(view: LayerSlots, order: Tensor) -> LayerSlots:
+TABLE = ("keys", "values", "key_norms", "value_norms", "positions", "frames", "cameras")
+"""The tensors of a layer that have one entry per slot."""
+
+
+def reorder(slots: LayerSlots, order: Tensor) -> LayerSlots:
     """The same layer with the slots ``order`` [heads, n] at 0 .. n - 1."""
     head = torch.arange(order.shape[0])[:, None]
-    names = ("keys", "values", "value_norms", "positions", "frames", "cameras")
-    chosen = {name: getattr(view, name)[head, order].contiguous() for name in names}
-    if view.key_norms is not None:
-        chosen["key_norms"] = view.key_norms[head, order]
-    return replace(view, table=None, **chosen)
+    return replace(slots, **{name: getattr(slots, name)[head, order].contiguous() for name in TABLE})
 
 
-def identities(view: LayerSlots, kept: Tensor) -> list[set[tuple[int, ...]]]:
-    """What a choice keeps, per head, as (frame, camera, h, w)."""
-    found = []
-    for head in range(kept.shape[0]):
-        slots = kept[head]
-        place = view.positions[head, slots, 1:]
-        rows = torch.cat([view.frames[head, slots, None], view.cameras[head, slots, None], place], dim=-1)
-        found.append({tuple(row) for row in rows.tolist()})
-    return found
+def indices(kept: Tensor) -> Tensor:
+    """A choice, bool [heads, slots] with as many True in every head, as ascending indices [heads, n]."""
+    return kept.nonzero()[:, 1].view(kept.shape[0], -1)
+
+
+def identities(slots: LayerSlots, kept: Tensor) -> list[set[tuple[int, ...]]]:
+    """What a choice, bool [heads, slots], keeps per head, as (frame, camera, h, w)."""
+    rows = torch.cat([slots.frames[..., None], slots.cameras[..., None], slots.positions[..., 1:]], dim=-1)
+    return [{tuple(row) for row in head[mask].tolist()} for head, mask in zip(rows, kept, strict=True)]

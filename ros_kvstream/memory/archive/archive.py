@@ -1,42 +1,45 @@
-"""The bounded second tier: what the arena forgets, sparse and packed, in host memory or in a folder."""
+# SPDX-License-Identifier: Apache-2.0
+"""The bounded second tier: frames as sparse, packed patches, in host memory or in a folder."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ros_kvstream.errors import FrameError
+from ros_kvstream.errors import ArchiveError, FrameError
 from ros_kvstream.memory.archive.file import ArchiveFile
 from ros_kvstream.memory.archive.patches import PatchSelector
 from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MIB, ArchivePlan
 from ros_kvstream.memory.archive.records import ArchivedFrame, ArchiveStatus, FrameToArchive
 from ros_kvstream.memory.archive.table import Claim, FrameTable
 from ros_kvstream.memory.archive.writer import ArchiveWriter
+from ros_kvstream.memory.frame_index import FrameRecord
 
 log = logging.getLogger(__name__)
 
 
 class Archive:
-    """Takes every frame, keeps its telling patches, forgets by a stated rule, and gives moments back.
+    """Stores the distinctive patches of every frame, evicts frames when it is full, and returns frames by slot.
 
-    Everything is allocated at the start inside the plan's bytes. Safe to use from several threads.
+    Everything is allocated at the start inside the plan's bytes. Thread-safe.
     """
 
     def __init__(self, plan: ArchivePlan, fingerprint: str = "") -> None:
-        """Allocate; open or create the file when the plan has a folder.
+        """Allocate everything, and open or create the file when the plan has a folder.
 
-        A folder that cannot be written or has no room does not raise: the archive then reports ``failed`` and takes
-        nothing, and the stream goes on.
+        A folder that cannot be written or has too little space does not raise: the archive reports ``failed``, stores
+        nothing, and the stream continues.
 
-        :param fingerprint: what the keys belong to (model and weights); a file of another one is refused.
-        :raises ArchiveError: when the folder's file is of other settings, damaged, or in use.
+        :param fingerprint: identifies model and weights; a file with another fingerprint is refused.
+        :raises ArchiveError: when the folder's file has other settings, is damaged, or is in use.
         """
         self.plan = plan
         self.table = FrameTable(plan)
@@ -85,7 +88,7 @@ class Archive:
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def add(self, frame: FrameToArchive) -> bool:
-        """Archive a frame's telling patches; False when it could not be taken (see ``status``).
+        """Archive a frame's distinctive patches; False when it could not be stored (see ``status``).
 
         :raises FrameError: when the frame does not fit the plan's shape.
         """
@@ -113,7 +116,7 @@ class Archive:
             return True
 
     def _choose(self, frame: FrameToArchive, searched: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """The telling patches and all that is no patch, int64 ascending; dissimilarity of each, 0 for no patch."""
+        """Indices of distinctive patches and of tokens that are not patches, ascending; dissimilarity of each token."""
         patch = numbers < frame.grid[0] * frame.grid[1]
         if bool(patch.all()):
             return self._selector.choose(frame.camera, searched, frame.grid, numbers)
@@ -131,15 +134,15 @@ class Archive:
         searched: Tensor,
         stage: int,
     ) -> None:
-        """Put the patches ``kept`` of those given, ``numbers`` in the grid, into the table and its place."""
+        """Store the patches ``kept`` among those given, whose numbers in the grid are ``numbers``."""
         table, count = self.table, kept.numel()
         claim = table.claim(count)
         entry = table.frames[claim.slot]
         fits = len(frame.thumbnail) <= self.plan.settings.thumbnail_bytes
         thumbnail = np.frombuffer(frame.thumbnail if fits else b"", dtype=np.uint8)
-        index_count, entries = table.make_index_keys(searched, kept, dissimilarity)
+        index_keys, entries = table.make_index_keys(searched, kept, dissimilarity)
         table.index_keys[:, claim.slot] = 0
-        table.index_keys[:, claim.slot, :entries] = index_count
+        table.index_keys[:, claim.slot, :entries] = index_keys
         for name, value in (
             ("sequence", claim.sequence),
             ("frame_id", frame.frame_id),
@@ -179,7 +182,7 @@ class Archive:
         embedding: NDArray[np.float32] | None = None,
         stamp_end: float | None = None,
     ) -> bool:
-        """Add what is known of a frame only later; False when the archive no longer holds it."""
+        """Add the embedding or the new end of a frame's time span; False when the archive does not hold the frame."""
         with self._lock:
             slot = self.table.slot_of(frame_id)
             if slot is None:
@@ -200,7 +203,7 @@ class Archive:
     # -- out --------------------------------------------------------------------------------------------------------
 
     def fetch(self, slots: Sequence[int]) -> list[ArchivedFrame]:
-        """Bring frames back, in the order given; one that cannot be read is left out and reported."""
+        """Read frames, in the order given; a frame that cannot be read is left out and reported."""
         frames: list[ArchivedFrame] = []
         with self._lock:
             for slot in slots:
@@ -233,7 +236,7 @@ class Archive:
         )
 
     def thumbnail(self, frame_id: int) -> bytes:
-        """A frame's JPEG; empty when there is none."""
+        """JPEG of a frame; empty when there is none."""
         with self._lock:
             slot = self.table.slot_of(frame_id)
             if slot is None:
@@ -244,7 +247,7 @@ class Archive:
 
     @property
     def newest_frame_id(self) -> int:
-        """Highest frame id held, -1 when empty; a stream that reopens an archive numbers on from here."""
+        """Highest frame id held, -1 when empty; a stream that reopens an archive continues from it."""
         live = self.table.frames["frame_id"][self.table.frames["live"]]
         return int(live.max()) if live.size else -1
 
@@ -252,11 +255,11 @@ class Archive:
 
     @property
     def identity(self) -> str:
-        """Name of the file in the archive's folder that no other file has; empty for one in memory."""
+        """Unique name of the archive's file; empty for an archive in memory."""
         return self._writer.identity if self._writer is not None else ""
 
-    def forget(self, frame_ids: Sequence[int]) -> None:
-        """Give up these frames, on disk too; those that are not held are no error."""
+    def remove(self, frame_ids: Iterable[int]) -> None:
+        """Remove these frames, on disk too; ids that are not held are ignored."""
         with self._lock:
             for slot in (self.table.slot_of(frame_id) for frame_id in frame_ids):
                 if slot is not None:
@@ -264,8 +267,71 @@ class Archive:
                     if self._writer is not None:
                         self._writer.void(slot)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state for a checkpoint: plain values, and under "tensors" views of the storage in use.
+
+        An archive in a folder survives by itself and continues to grow after the checkpoint: its state is the identity
+        of its file. None for a folder that has failed and holds nothing.
+        """
+        if self.plan.on_disk:
+            return {"kind": "folder", "identity": self.identity, "tensors": {}} if self.identity else None
+        state = {
+            "kind": "memory",
+            "plan": self.plan.layout,
+            "table": self.table.state_dict(),
+            "selector": self._selector.state_dict(),
+        }
+        return state | {"tensors": self.state_tensors(state)}
+
+    def state_tensors(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the views of this archive's storage that a state of an archive with the same layout covers."""
+        if state["kind"] != "memory":
+            return {}
+        table = state["table"]
+        slots, rows = slice(0, table["slots_end"]), slice(0, table["rows_end"])
+        thumbnails = torch.from_numpy(self._thumbnails)[slots]
+        stored = {"patches": self._patches[rows], "thumbnails": thumbnails}
+        return self.table.tensors(table) | stored | self._selector.tensors()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ArchiveError when a saved archive does not fit this one."""
+        settings = "Set archive.* and retrieval.* as they were when it was saved"
+        if self.plan.on_disk != (state["kind"] == "folder"):
+            saved = "a folder" if state["kind"] == "folder" else "memory"
+            raise ArchiveError(f"its archive was in {saved}, it is in {self.plan.settings.path!r} now. {settings}.")
+        if state["kind"] == "folder":
+            if self.identity and state["identity"] != self.identity:  # a failed folder is reported by status()
+                raise ArchiveError(
+                    f"its archive is another one than that in archive.path = {self.plan.settings.path!r}. {settings}."
+                )
+            return
+        saved_plan, plan = state["plan"], self.plan.layout
+        differing = [f"{name} {saved_plan.get(name)} (now {plan[name]})" for name in plan
+                     if saved_plan.get(name) != plan[name]]  # fmt: skip
+        if differing:
+            raise ArchiveError(f"its archive was of other settings: {', '.join(differing)}. {settings}.")
+
+    def empty_for(self, records: Iterable[FrameRecord]) -> None:
+        """Prepare for loading a memory with these frames: empty an archive in memory, keep one in a folder.
+
+        In a folder only frames are removed whose ids belong to other frames in the loaded memory.
+        """
+        if not self.plan.on_disk:
+            self.clear()
+            return
+        slots = ((record, self.table.slot_of(record.frame_id)) for record in records)
+        stamps = self.table.frames["stamp"]
+        self.remove([record.frame_id for record, slot in slots
+                     if slot is not None and float(stamps[slot]) != record.stamp])  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore plain values, after the tensors have been copied into those of :meth:`state_tensors`."""
+        if state["kind"] == "memory":
+            self.table.load_state_dict(state["table"])
+            self._selector.load_state_dict(state["selector"])
+
     def clear(self) -> None:
-        """Forget everything, on disk too."""
+        """Remove every frame, on disk too."""
         with self._lock:
             self.table.clear()
             self._selector.clear()
@@ -273,12 +339,12 @@ class Archive:
                 self._writer.clear()
 
     def wait(self) -> None:
-        """Return when everything archived so far is in the file."""
+        """Block until everything archived so far is in the file."""
         if self._writer is not None:
             self._writer.wait()
 
     def close(self) -> None:
-        """Write what is queued and close the file; takes nothing afterwards."""
+        """Write what is queued and close the file; nothing is stored afterwards."""
         with self._lock:
             writer, self._writer = self._writer, None
             self._state, self._message = "failed", "the archive is closed"
@@ -287,13 +353,13 @@ class Archive:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all live arrays in memory (the transient working room of the plan is not among them)."""
+        """Bytes of all live arrays in memory, without the plan's transient working memory."""
         staged = self._writer.allocated_bytes if self._writer else self._stage.untyped_storage().nbytes()
         held = self._patches.untyped_storage().nbytes() + self._thumbnails.nbytes
         return self.table.allocated_bytes + self._selector.allocated_bytes + staged + held
 
     def status(self) -> ArchiveStatus:
-        """How the archive is doing."""
+        """State, counters and sizes."""
         with self._lock:
             stamps = self.table.frames["stamp"][self.table.frames["live"]]
             plan = self.plan
@@ -333,8 +399,8 @@ class Archive:
             self._state, self._message = "degraded", describe_failure(error, self.plan.settings.path)
 
 
-def describe_failure(error: OSError, place: str) -> str:
-    """What failed and what to do, for diagnostics."""
+def describe_failure(error: OSError, path: str) -> str:
+    """Describe what failed and the remedy, for diagnostics."""
     remedies = {
         errno.ENOSPC: "free space there or lower archive.budget_mib",
         errno.EDQUOT: "free space there or lower archive.budget_mib",
@@ -344,4 +410,4 @@ def describe_failure(error: OSError, place: str) -> str:
         errno.ENOTDIR: "set archive.path to a folder",
     }
     remedy = remedies.get(error.errno or 0, "check the disk or set archive.path to another folder")
-    return f"archive.path = {place!r}: {error.strerror or error}; frames are not archived. Remedy: {remedy}."
+    return f"archive.path = {path!r}: {error.strerror or error}; frames are not archived. Remedy: {remedy}."

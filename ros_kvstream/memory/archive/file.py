@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The archive's one preallocated file: header, late records, frame records, patch records.
 
-A frame's patches are written before its record, and the record carries checksums of both: whatever a kill leaves
-half-written does not match and is skipped on reopen. Nothing is ever moved; a slot is overwritten by its next owner.
+A frame's patches are written before its record, and the record carries checksums of both. A half-written frame does
+not match its checksums and is skipped on reopen. Nothing is moved; a slot is overwritten by its next frame.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from ros_kvstream.memory.archive.plan import HEADER_BYTES, ArchivePlan
 
 FILE_NAME = "frames.kvarchive"
 MAGIC = b"KVARCHIV"
-FORMAT = 1
+FORMAT = 2
+"""Written into the header; files of another format are refused."""
 IDENTITY_OFFSET, IDENTITY_BYTES = 2560, 16
-"""Random bytes, written once; all zero in files made before there were any."""
+"""Random bytes that identify the file, written once."""
 EPOCH_OFFSETS = (3072, 3584)
-"""Two cells written in turn: a kill while one is written leaves the other."""
+"""Two cells that are written alternately, so that one is always valid."""
 SCAN_RECORDS = 256
 """Records read at a time on reopen."""
 
 
 def checksum(data: memoryview | bytes) -> int:
-    """CRC-32, never 0: a record with checksum 0 is none."""
+    """CRC-32, never 0: checksum 0 marks an empty record."""
     return zlib.crc32(data) or 1
 
 
@@ -41,21 +43,21 @@ def _bytes_of(array: NDArray[np.void]) -> memoryview:
 
 
 class ArchiveFile:
-    """Reads and writes the file; knows its layout, not which frames are worth keeping."""
+    """Reads and writes the file by its layout."""
 
     def __init__(self, plan: ArchivePlan, fingerprint: str) -> None:
         """Open or create the file in the plan's folder.
 
-        :param fingerprint: what the keys belong to (model, weights); another one's file is refused.
-        :raises ArchiveError: when the file is of other settings, in use, or no archive;
-        :raises OSError: when the folder cannot be written or the disk is full; no file of ours is left then.
+        :param fingerprint: identifies model and weights; a file with another fingerprint is refused.
+        :raises ArchiveError: when the file has other settings, is in use, or is not an archive;
+        :raises OSError: when the folder cannot be written or the disk is full; no new file is left then.
         """
         self.plan = plan
         self.path = Path(plan.settings.path).expanduser() / FILE_NAME
         parts = plan.disk_parts
         self._late_offset = HEADER_BYTES
-        self._slot_offset = self._late_offset + parts["late records"]
-        self._row_offset = self._slot_offset + parts["frame records"]
+        self._slots_start = self._late_offset + parts["late records"]
+        self._rows_start = self._slots_start + parts["frame records"]
         self.bytes = sum(parts.values())
         self._header = self._make_header(fingerprint)
         self.epoch = 0
@@ -69,18 +71,18 @@ class ArchiveFile:
             else:
                 self.epoch = self._read_epoch()
             self.identity = os.pread(self._descriptor, IDENTITY_BYTES, IDENTITY_OFFSET).hex()
-            """Tells this file from any other of the same layout."""
+            """Unique among files of the same layout."""
         except BaseException:
             os.close(self._descriptor)
             raise
 
     def close(self) -> None:
-        """Bring everything to the disk and close."""
+        """Flush everything to the disk and close."""
         os.fsync(self._descriptor)
         os.close(self._descriptor)
 
     def sync(self) -> None:
-        """Bring what was written to the disk itself, so that it outlives a loss of power."""
+        """Flush what was written to the disk, so that it survives a loss of power."""
         os.fdatasync(self._descriptor)
 
     # -- header ---------------------------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ class ArchiveFile:
             raise ArchiveError(f"{self.path} is in use by another process. Give each its own archive.path.") from error
 
     def _check_header(self) -> bool:
-        """True for our file, False for none yet; raises ArchiveError for anything else."""
+        """True for a file with this header, False for a new file; raises ArchiveError for anything else."""
         found = os.pread(self._descriptor, HEADER_BYTES, 0)
         if found.startswith(self._header):
             if os.fstat(self._descriptor).st_size < self.bytes:
@@ -125,9 +127,14 @@ class ArchiveFile:
         text = found[len(MAGIC) + 8 : len(MAGIC) + 8 + length]
         if checksum(text) != crc:
             raise ArchiveError(f"{self.path} has a damaged header. Delete it, or set archive.path to another folder.")
-        theirs, ours = json.loads(text), json.loads(self._header[len(MAGIC) + 8 :])
-        names = [name for name in ours if theirs.get(name) != ours[name]]
-        different = [f"{name} {theirs.get(name)!r} there, {ours[name]!r} here" for name in names]
+        saved, own = json.loads(text), json.loads(self._header[len(MAGIC) + 8 :])
+        if saved.get("format") != FORMAT:
+            raise ArchiveError(
+                f"{self.path} has format {saved.get('format')}, this version of ros_kvstream reads format {FORMAT}. "
+                "Delete it, or set archive.path to another folder."
+            )
+        names = [name for name in own if saved.get(name) != own[name]]
+        different = [f"{name} {saved.get(name)!r} there, {own[name]!r} here" for name in names]
         raise ArchiveError(
             f"{self.path} was written with other settings ({'; '.join(different)}). "
             "Use the settings it was made with, delete it, or set archive.path to another folder."
@@ -157,25 +164,25 @@ class ArchiveFile:
         return max(epochs)
 
     def clear(self) -> None:
-        """Make every record of before void, in one small write."""
+        """Invalidate all earlier records with one small write."""
         self._write_epoch(self.epoch + 1)
 
     # -- records --------------------------------------------------------------------------------------------------
 
     def write_rows(self, rows: NDArray[np.int32], packed: NDArray[np.uint8]) -> None:
-        """Write patches; rows that follow each other go in one call.
+        """Write patches; consecutive rows are written in one call.
 
         :param rows: ascending [patches]; :param packed: [patches, row_bytes].
         """
         starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
         for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-            self._write_all(packed[start:end].reshape(-1).data, self._row_at(int(rows[start])))
+            self._write_all(packed[start:end].reshape(-1).data, self.row_offset(int(rows[start])))
 
     def read_rows(self, rows: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
         """Read patches into ``out`` [patches, row_bytes]."""
         starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
         for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-            os.preadv(self._descriptor, [out[start:end].reshape(-1).data], self._row_at(int(rows[start])))
+            os.preadv(self._descriptor, [out[start:end].reshape(-1).data], self.row_offset(int(rows[start])))
 
     def write_slot(self, slot: int, record: NDArray[np.void], packed: NDArray[np.uint8]) -> None:
         """Write a frame's record, after its patches.
@@ -186,26 +193,26 @@ class ArchiveFile:
         record["epoch"] = self.epoch
         record["rows_checksum"] = checksum(packed.reshape(-1).data)
         record["checksum"] = checksum(_bytes_of(record)[4:])
-        self._write_all(_bytes_of(record), self._slot_at(slot))
+        self._write_all(_bytes_of(record), self.slot_offset(slot))
 
     def void_slot(self, slot: int) -> None:
-        """Mark a frame as evicted, before its patches get other owners."""
-        os.pwrite(self._descriptor, bytes(4), self._slot_at(slot))
+        """Mark a frame as evicted, before its rows are reused."""
+        os.pwrite(self._descriptor, bytes(4), self.slot_offset(slot))
 
     def read_slot(self, slot: int) -> NDArray[np.void]:
         """Read a frame's record, unchecked, shape [1]."""
-        data = os.pread(self._descriptor, self.plan.slot_type.itemsize, self._slot_at(slot))
+        data = os.pread(self._descriptor, self.plan.slot_type.itemsize, self.slot_offset(slot))
         return np.frombuffer(data, dtype=self.plan.slot_type)
 
     def write_late(self, slot: int, record: NDArray[np.void]) -> None:
-        """Write a frame's late record; one that is torn only loses what came late."""
+        """Write a frame's late record; a half-written one loses only the late values."""
         record["checksum"] = checksum(_bytes_of(record)[4:])
         self._write_all(_bytes_of(record), self._late_offset + slot * self.plan.late_type.itemsize)
 
     def intact(self) -> Iterator[tuple[int, np.void | None]]:
-        """All slots of the present epoch that hold something: (slot, record), record None when it is torn."""
+        """Yield (slot, record) of all slots of the present epoch in use; record is None when it is half-written."""
         packed = np.empty((self.plan.shape.patches, self.plan.codec.row_bytes), dtype=np.uint8)
-        for slot, record in self._records(self._slot_offset, self.plan.slot_type):
+        for slot, record in self._records(self._slots_start, self.plan.slot_type):
             if not int(record["checksum"]):
                 continue
             whole = checksum(record.tobytes()[4:]) == int(record["checksum"])
@@ -214,7 +221,7 @@ class ArchiveFile:
             yield slot, record if whole and self._rows_match(record, packed) else None
 
     def late_records(self) -> Iterator[tuple[int, np.void]]:
-        """All late records that are whole; the reader compares their sequence with the frame's."""
+        """Yield all valid late records; the reader compares their sequence with the frame's."""
         for slot, record in self._records(self._late_offset, self.plan.late_type):
             if checksum(record.tobytes()[4:]) == int(record["checksum"]):
                 yield slot, record
@@ -234,11 +241,13 @@ class ArchiveFile:
             for index, record in enumerate(np.frombuffer(data, dtype=kind)):
                 yield first + index, record
 
-    def _row_at(self, row: int) -> int:
-        return self._row_offset + row * self.plan.codec.row_bytes
+    def row_offset(self, row: int) -> int:
+        """Byte offset of a patch."""
+        return self._rows_start + row * self.plan.codec.row_bytes
 
-    def _slot_at(self, slot: int) -> int:
-        return self._slot_offset + slot * self.plan.slot_type.itemsize
+    def slot_offset(self, slot: int) -> int:
+        """Byte offset of a frame's record."""
+        return self._slots_start + slot * self.plan.slot_type.itemsize
 
     def _write_all(self, data: memoryview, offset: int) -> None:
         while data:

@@ -1,11 +1,15 @@
-"""Adaptive Key Selection for the archive: of every frame the patches that the frames before did not hold.
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive Key Selection for the archive: the patches of a frame that differ from the previous frames.
 
-After MemStream (arXiv 2602.18434), on un-rotated keys. A fixed share of every frame keeps noise of dull frames and
-drops half of the telling ones; so the share here is one of the stream: patches pass a threshold that follows the
-stream's own dissimilarities, and the patches around a telling one come with it.
+After MemStream (arXiv 2602.18434), on un-rotated keys. The published form keeps a fixed share of every frame, which
+keeps noise of uniform frames and drops patches of distinctive ones. Here the share applies to the stream: a patch is
+kept when its dissimilarity passes a threshold that follows the stream, together with the patches around it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +19,7 @@ from ros_kvstream.memory.archive.plan import THRESHOLD_PATCHES, ArchiveShape
 from ros_kvstream.settings import ArchiveSettings
 
 LEAST_DISSIMILARITY = 1e-3
-"""Below this two keys are the same: the frames before are held in float16."""
+"""Two keys with a smaller dissimilarity count as equal, since the previous frames are held in float16."""
 
 
 def unit_keys(keys: Tensor) -> Tensor:
@@ -26,57 +30,65 @@ def unit_keys(keys: Tensor) -> Tensor:
     return functional.normalize(keys.float(), dim=-1).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def patch_dissimilarity(unit: Tensor, before: Tensor) -> Tensor:
-    """1 - cosine to the same patch of each frame before, averaged over layers and heads; the least of them counts.
+def patch_dissimilarity(unit: Tensor, previous: Tensor) -> Tensor:
+    """Smallest 1 - cosine to the same patch of each previous frame, averaged over layers and heads.
 
     :param unit: [patches, vectors, head_dim] from :func:`unit_keys`;
-    :param before: [frames, patches, vectors, head_dim], frames >= 0.
-    :returns: float32 [patches], 0 - 2; 1 where there is nothing before.
+    :param previous: [frames, patches, vectors, head_dim], frames >= 0.
+    :returns: float32 [patches], 0 - 2; 1 without a previous frame.
     """
-    if before.shape[0] == 0:
+    if previous.shape[0] == 0:
         return torch.ones(unit.shape[0])
-    cosines = torch.einsum("pvd,fpvd->fp", unit, before.float()) / unit.shape[1]
+    cosines = torch.einsum("pvd,fpvd->fp", unit, previous.float()) / unit.shape[1]
     return (1.0 - cosines).amin(0).clamp_min(0.0)
 
 
-def archive_patches(keys: Tensor, keys_before: Tensor, keep_ratio: float) -> Tensor:
-    """The published form: the ``keep_ratio`` least similar patches of one frame, at least one, ascending.
-
-    :param keys: un-rotated keys of a frame, [layers, kv_heads, patches, head_dim];
-    :param keys_before: those of the frame before, the same shape.
-    :returns: int64 [kept]; ties go to the lower patch.
-    """
-    dissimilarity = patch_dissimilarity(unit_keys(keys), unit_keys(keys_before)[None])
-    keep = max(1, round(keep_ratio * dissimilarity.shape[0]))
-    return dissimilarity.argsort(descending=True, stable=True)[:keep].sort().values
-
-
 class PatchSelector:
-    """Follows a stream and chooses each frame's patches; its state is bounded and allocated once."""
+    """Chooses the patches of each frame of a stream; its state is bounded and allocated once."""
 
     def __init__(self, shape: ArchiveShape, settings: ArchiveSettings) -> None:
         self._settings = settings
         vectors = len(shape.index_layers) * shape.kv_heads
-        self._before = torch.zeros(
+        self._previous = torch.zeros(
             shape.cameras, settings.compare_frames, shape.patches, vectors, shape.head_dim, dtype=torch.float16
         )
         self._seen = [0] * shape.cameras
         self._grids: list[tuple[int, int]] = [(0, 0)] * shape.cameras
         self._owners: list[object] = [None] * shape.cameras
-        self._turn = 0
+        self._next_row = 0
         self._history = torch.zeros(THRESHOLD_PATCHES)
         self._history_length = 0
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the state's tensors."""
-        return self._before.untyped_storage().nbytes() + self._history.untyped_storage().nbytes()
+        return self._previous.untyped_storage().nbytes() + self._history.untyped_storage().nbytes()
 
     def clear(self) -> None:
-        """Forget the stream."""
+        """Start a new stream."""
         self._seen = [0] * len(self._seen)
         self._owners = [None] * len(self._owners)
         self._history_length = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values of a checkpoint; the tensors are those of :meth:`tensors`."""
+        return {
+            "frames_seen": self._seen,
+            "grids": self._grids,
+            "cameras": self._owners,
+            "next_row": self._next_row,
+            "history_length": self._history_length,
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state's storage, by name."""
+        return {"previous_keys": self._previous, "dissimilarities": self._history}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the plain values of a state whose tensors have been copied into :meth:`tensors`."""
+        self._seen, self._owners = list(state["frames_seen"]), list(state["cameras"])
+        self._grids = [(rows, columns) for rows, columns in state["grids"]]
+        self._next_row, self._history_length = state["next_row"], state["history_length"]
 
     def choose(
         self, camera: object, keys: Tensor, grid: tuple[int, int], patches: Tensor | None = None
@@ -89,31 +101,31 @@ class PatchSelector:
         :returns: kept ones among the patches given, int64 ascending, at least one; and the dissimilarity of each
             patch given, float32 [patches].
         """
-        place = self._place(camera, grid)
+        row = self._row(camera, grid)
         unit = unit_keys(keys.cpu())
         numbers = torch.arange(grid[0] * grid[1]) if patches is None else patches
-        before = self._before[place, : min(self._seen[place], self._settings.compare_frames)]
-        dissimilarity = patch_dissimilarity(unit, before[:, numbers])
-        newest = self._before[place, self._seen[place] % self._settings.compare_frames]
+        previous = self._previous[row, : min(self._seen[row], self._settings.compare_frames)]
+        dissimilarity = patch_dissimilarity(unit, previous[:, numbers])
+        newest = self._previous[row, self._seen[row] % self._settings.compare_frames]
         newest.zero_()
         newest[numbers] = unit.to(newest.dtype)
-        self._seen[place] += 1
+        self._seen[row] += 1
         return self._pass(dissimilarity, grid, numbers), dissimilarity
 
-    def _place(self, camera: object, grid: tuple[int, int]) -> int:
-        """The camera's own row of the state; more cameras than planned take turns, and a new grid starts afresh."""
+    def _row(self, camera: object, grid: tuple[int, int]) -> int:
+        """Row of a camera in the state; cameras beyond the planned number share rows, and a new grid restarts a row."""
         if camera in self._owners:
-            place = self._owners.index(camera)
+            row = self._owners.index(camera)
         else:
-            place = self._turn
-            self._turn = (self._turn + 1) % len(self._owners)
-            self._owners[place], self._seen[place] = camera, 0
-        if self._grids[place] != grid:
-            self._grids[place], self._seen[place] = grid, 0
-        return place
+            row = self._next_row
+            self._next_row = (self._next_row + 1) % len(self._owners)
+            self._owners[row], self._seen[row] = camera, 0
+        if self._grids[row] != grid:
+            self._grids[row], self._seen[row] = grid, 0
+        return row
 
     def _pass(self, dissimilarity: Tensor, grid: tuple[int, int], numbers: Tensor) -> Tensor:
-        """Patches above the stream's threshold, guard included, or the one most telling patch."""
+        """Patches above the stream's threshold with the patches around them, or else the most distinctive patch."""
         if self._settings.keep_ratio >= 1.0:
             return torch.arange(dissimilarity.shape[0])
         guard = 2 * self._settings.guard + 1

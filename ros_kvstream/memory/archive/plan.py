@@ -1,9 +1,11 @@
-"""How the archive's byte cap is divided: every array and every part of its file is counted before it is made."""
+# SPDX-License-Identifier: Apache-2.0
+"""Division of the archive's byte budget: every array and every part of the file is counted before it is allocated."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +16,13 @@ from ros_kvstream.settings import ArchiveSettings
 MIB = 1 << 20
 
 CAMERA_NAME_BYTES = 48
-"""Longest camera name, UTF-8; longer ones are cut."""
+"""Longest camera name in UTF-8 bytes; longer names are cut."""
 HEADER_BYTES = 4096
 """First page of the file."""
 WORKING_BYTES = 96
-"""Transient room a frame for ranking and forgetting (float32 scores, ranks, gaps), allocated only while they run."""
+"""Transient bytes per frame for ranking and eviction (float32 scores, ranks, gaps)."""
 THRESHOLD_PATCHES = 2048
-"""Patch dissimilarities from which the stream's threshold is taken."""
+"""Patch dissimilarities that determine the stream's threshold."""
 
 FRAME = np.dtype(
     [
@@ -39,12 +41,12 @@ FRAME = np.dtype(
         ("embedded", "?"),
     ]
 )
-"""What is held in memory of each frame beside its look-up keys."""
+"""Record of a frame in memory, without its index keys."""
 
 
 @dataclass(frozen=True)
 class ArchiveShape:
-    """What the frames of one stream look like."""
+    """Sizes of the frames of one stream."""
 
     layers: int
     kv_heads: int
@@ -56,13 +58,13 @@ class ArchiveShape:
     embedding: int = 0
     """Size of the external embedding; 0 when there is no external expert."""
     cameras: int = 1
-    """Cameras whose frames before are compared."""
+    """Cameras whose previous frames are compared."""
     waiting_bytes: int = 0
-    """Room for pictures that wait for their external embedding; held by the caller, counted here."""
+    """Bytes of pictures that wait for their external embedding; held by the caller and counted here."""
 
     @property
     def index_width(self) -> int:
-        """Numbers in one look-up key of one layer (all KV heads)."""
+        """Numbers in one index key of one layer (all KV heads)."""
         return self.kv_heads * self.head_dim
 
 
@@ -85,17 +87,17 @@ class ArchivePlan:
 
     @property
     def index_count(self) -> int:
-        """Look-up entries a frame and layer: the mean key, when kept, then patch keys."""
+        """Index keys per frame and layer: the mean key, when configured, then patch keys."""
         return min(self.settings.index_keys, self.shape.patches) + int(self.settings.mean_key)
 
     @property
     def index_chunk(self) -> int:
-        """Frames whose look-up keys are turned to float32 at a time: the whole in a hundred steps, or fewer.
+        """Frames whose index keys are converted to float32 at a time: at least one hundredth of the archive.
 
-        In a small archive a step costs more than its work: there 1/64 of the cap, 256 KiB at most, is spent on fewer.
+        In a small archive the overhead per step dominates: up to 1/64 of the budget (256 KiB) makes them larger.
         """
-        room = min(int(self.settings.budget_mib * MIB) // 64, 1 << 18)
-        return max(16, self.frames // 100, min(self.frames, room // (4 * self.index_count * self.shape.index_width)))
+        budget = min(int(self.settings.budget_mib * MIB) // 64, 1 << 18)
+        return max(16, self.frames // 100, min(self.frames, budget // (4 * self.index_count * self.shape.index_width)))
 
     @property
     def slot_type(self) -> np.dtype:
@@ -116,7 +118,7 @@ class ArchivePlan:
 
     @property
     def late_type(self) -> np.dtype:
-        """What may change after a frame was written: its time span and its external embedding."""
+        """Values that may change after a frame was written: its time span and its external embedding."""
         return np.dtype(
             [
                 ("checksum", "<u4"),
@@ -131,20 +133,20 @@ class ArchivePlan:
     def frame_bytes(self) -> int:
         """Bytes in memory that one frame takes beside its patches."""
         shape = self.shape
-        index_keys = len(shape.index_layers) * self.index_count * shape.index_width
+        index = len(shape.index_layers) * self.index_count * shape.index_width
         thumbnail = 0 if self.on_disk else self.settings.thumbnail_bytes
-        return FRAME.itemsize + 4 * shape.patches + 2 * (index_keys + shape.embedding) + thumbnail
+        return FRAME.itemsize + 4 * shape.patches + 2 * (index + shape.embedding) + thumbnail
 
     @property
     def memory_parts(self) -> dict[str, int]:
         """Bytes held in memory, by part."""
         shape, settings = self.shape, self.settings
-        index_keys = len(shape.index_layers) * self.index_count * shape.index_width
+        index = len(shape.index_layers) * self.index_count * shape.index_width
         parts = {
             "frame table": self.frames * (FRAME.itemsize + 4 * shape.patches + 4) + 4 * self.rows,
-            "look-up keys": self.frames * index_keys * 2,
+            "index keys": self.frames * index * 2,
             "embeddings": self.frames * shape.embedding * 2,
-            "working room": self.frames * WORKING_BYTES + 4 * self.index_chunk * self.index_count * shape.index_width,
+            "working memory": self.frames * WORKING_BYTES + 4 * self.index_chunk * self.index_count * shape.index_width,
             "waiting pictures": shape.waiting_bytes,
             "comparison": comparison_bytes(shape, settings),
             "staging": self.staged_records * shape.patches * self.codec.row_bytes,
@@ -170,8 +172,20 @@ class ArchivePlan:
 
     @property
     def staged_records(self) -> int:
-        """Records that can be on their way: one in memory; on disk also those that are queued or being written."""
+        """Staged records: one for an archive in memory; on disk also those that are queued or being written."""
         return self.settings.queue_frames + 2 if self.on_disk else 1
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What two archives must have in common so that one can load the other's state, by the name of the setting."""
+        settings = self.settings
+        return {
+            "frames": self.frames, "patches": self.rows, "patch bytes": self.codec.row_bytes,
+            "archive.precision": settings.precision, "retrieval.layers": list(self.shape.index_layers),
+            "archive.frame_patches": self.shape.patches, "index keys": self.index_count,
+            "archive.mean_key": settings.mean_key, "archive.compare_frames": settings.compare_frames,
+            "archive.thumbnail_bytes": settings.thumbnail_bytes, "external embedding": self.shape.embedding,
+        }  # fmt: skip
 
     @property
     def allocated_bytes(self) -> int:

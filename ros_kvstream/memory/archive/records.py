@@ -1,4 +1,5 @@
-"""What goes into the archive, what comes out, and how it reports on itself."""
+# SPDX-License-Identifier: Apache-2.0
+"""Records of the archive: a frame to store, a stored frame, and the archive's status."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FrameToArchive:
-    """One frame as the model encoded it; the archive chooses what it keeps of it."""
+    """One frame as the model encoded it; the archive keeps its distinctive patches."""
 
     frame_id: int
     stamp: float
@@ -24,19 +25,19 @@ class FrameToArchive:
     values: Tensor
     """Values, the same shape."""
     stamp_end: float | None = None
-    """Stamp of the last redundant frame it stands for; None when there is none."""
+    """Stamp of the last redundant frame that it represents; None when there is none."""
     embedding: NDArray[np.float32] | None = None
-    """External embedding [size], where it is known already; see ``Archive.complete``."""
+    """External embedding [size] when it is known already; see ``Archive.complete``."""
     thumbnail: bytes = b""
-    """JPEG; left out when it is larger than the room planned."""
+    """JPEG; dropped when it is larger than ``archive.thumbnail_bytes``."""
     patches: Tensor | None = None
-    """Numbers in the grid of the patches given, int64 [patches], where some were never computed; None = all.
-    Numbers behind the grid's last stand for tokens that are no patches: they are always kept."""
+    """Token indices in the grid, int64 [patches], when some patches were not computed; None for all patches.
+    Indices beyond the grid belong to tokens that are not patches; these are always kept."""
 
 
 @dataclass(frozen=True)
 class ArchivedFrame:
-    """What the archive holds of one frame."""
+    """The stored part of one frame."""
 
     frame_id: int
     stamp: float
@@ -44,21 +45,21 @@ class ArchivedFrame:
     camera: str
     grid: tuple[int, int]
     coordinates: Tensor
-    """(h, w) of each kept patch, int16 [patches, 2]: its number divided by the grid's columns, and the rest."""
+    """Grid coordinates (h, w) of each kept patch, int16 [patches, 2]."""
     keys: Tensor
     """Un-rotated keys of the kept patches, float32 [layers, kv_heads, patches, head_dim]."""
     values: Tensor
-    """Their values, the same shape."""
+    """Values of the kept patches, the same shape."""
 
 
 @dataclass(frozen=True)
 class ArchiveStatus:
-    """The archive's own report, for statistics and diagnostics."""
+    """State and counters of the archive, for statistics and diagnostics."""
 
     state: str
-    """ok | degraded (frames were lost, see ``message``) | failed (nothing can be archived)."""
+    """ok, degraded (frames were lost, see ``message``) or failed (nothing can be archived)."""
     message: str = ""
-    """Why, in words a person acts on; empty while all is well."""
+    """Reason and remedy; empty in state ok."""
     frames: int = 0
     patches: int = 0
     frame_capacity: int = 0
@@ -71,11 +72,11 @@ class ArchiveStatus:
     used_bytes: int = 0
     """Bytes of the frames and patches held, in memory and on disk."""
     evicted: int = 0
-    """Frames given up for newer ones since the start."""
+    """Frames evicted for newer ones since the start."""
     dropped: int = 0
     """Frames not archived because the disk was slower than the stream."""
     lost: int = 0
-    """Frames not archived because the place could not take them."""
+    """Frames not archived because of an error of the folder or disk."""
     torn: int = 0
     """Half-written records skipped when the file was opened."""
     oldest_stamp: float = 0.0

@@ -1,4 +1,5 @@
-"""One archived patch as bytes: its place in the picture, and its un-rotated keys and values in all layers."""
+# SPDX-License-Identifier: Apache-2.0
+"""One archived patch as bytes: its grid coordinates, and its un-rotated keys and values in all layers."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ LARGEST_GROUP = 64
 
 @dataclass(frozen=True)
 class RowCodec:
-    """Packs patches to rows of bytes and back."""
+    """Packs patches into rows of bytes and unpacks them."""
 
     layers: int
     kv_heads: int

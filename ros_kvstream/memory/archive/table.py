@@ -1,16 +1,26 @@
-"""The archive's table in memory: which frame holds which slot and patches, and the keys that experts search."""
+# SPDX-License-Identifier: Apache-2.0
+"""The archive's table in memory: the slot and patches of each frame, the index keys, and which frames are evicted.
+
+A full archive evicts the frames whose absence leaves the smallest gap for their age. This is not first in, first out:
+the whole time of every camera stays covered, older stretches grow sparser, and frames that differed from those before
+them are protected.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ros_kvstream.memory.archive.eviction import choose_evicted, eviction_costs
 from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, FRAME, ArchivePlan
+
+NOVELTY_RANGE = (0.05, 100.0)
+"""Bounds of the protection by novelty, as a multiple of the median frame's."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +31,11 @@ class Claim:
     rows: NDArray[np.int32]
     sequence: int
     evicted: tuple[int, ...] = ()
-    """Slots that were given up for it."""
+    """Slots that were evicted for it."""
 
 
 class FrameTable:
-    """Slots, patch rows and look-up planes; preallocated, never grows."""
+    """Slots, patch rows and index keys; preallocated, never grows."""
 
     def __init__(self, plan: ArchivePlan) -> None:
         shape = plan.shape
@@ -77,13 +87,13 @@ class FrameTable:
     # -- claim and release ----------------------------------------------------------------------------------------
 
     def claim(self, patches: int) -> Claim:
-        """Take a free slot and ``patches`` rows; forgets other frames by the stated rule when there are none.
+        """Take a free slot and ``patches`` rows; evicts other frames when there are none.
 
         :param patches: 1 <= patches <= the plan's rows.
         """
         evicted: list[int] = []
         while self._slots_free == 0 or self._rows_free < patches:
-            evicted += self._forget()
+            evicted += self._evict()
         self._slots_free -= 1
         slot = int(self._free_slots[self._slots_free])
         rows = np.sort(self._free_rows[self._rows_free - patches : self._rows_free])
@@ -102,21 +112,55 @@ class FrameTable:
         self._free_slots[self._slots_free] = slot
         self._slots_free += 1
 
-    def _forget(self) -> list[int]:
-        """Release the frames whose absence leaves the smallest gap for their age, a small batch at a time."""
+    def _evict(self) -> list[int]:
+        """Release a small batch of the frames whose absence costs least."""
         slots = np.flatnonzero(self.frames["live"])
         entries, settings = self.frames[slots], self.plan.settings
         costs = eviction_costs(
             entries["stamp"], entries["camera"], entries["novelty"], settings.age_weight, settings.novelty_weight
         )
         batch = max(1, self.plan.frames // 64)
-        given_up = [int(slot) for slot in slots[choose_evicted(costs, entries["stamp"], min(batch, len(slots)))]]
-        for slot in given_up:
+        evicted = [int(slot) for slot in slots[choose_evicted(costs, entries["stamp"], min(batch, len(slots)))]]
+        for slot in evicted:
             self.release(slot)
-        self.evicted += len(given_up)
-        return given_up
+        self.evicted += len(evicted)
+        return evicted
 
     # -- restore ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values of a checkpoint; the tensors are those of :meth:`tensors`."""
+        live = np.flatnonzero(self.frames["live"])
+        used = [self.rows[slot, : int(self.frames["patches"][slot])].max() for slot in live]
+        return {
+            "slots_end": int(live.max()) + 1 if live.size else 0,
+            "rows_end": int(max(used)) + 1 if used else 0,
+            "camera_names": self.camera_names,
+            "evicted": self.evicted,
+            "next_sequence": self._next_sequence,
+            "free_slots": self._slots_free,
+            "free_rows": self._rows_free,
+        }
+
+    def tensors(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Views of the storage that a state covers, by name."""
+        slots = slice(0, state["slots_end"])
+        records = self.frames.view(np.uint8).reshape(len(self.frames), self.frames.dtype.itemsize)
+        index_keys = {f"index_keys.{index}": keys[slots] for index, keys in enumerate(self.index_keys)}
+        return {
+            "frames": torch.from_numpy(records)[slots],
+            "rows": torch.from_numpy(self.rows)[slots],
+            **index_keys,
+            "embeddings": self.embeddings[slots],
+            "free_slots": torch.from_numpy(self._free_slots),
+            "free_rows": torch.from_numpy(self._free_rows),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the plain values of a state whose tensors have been copied into :meth:`tensors`."""
+        self.camera_names, self.evicted = list(state["camera_names"]), state["evicted"]
+        self._next_sequence = state["next_sequence"]
+        self._slots_free, self._rows_free = state["free_slots"], state["free_rows"]
 
     def restore(self, found: list[tuple[int, np.void]]) -> list[int]:
         """Take over frames read from a file; of two that claim the same row the newer stays.
@@ -152,14 +196,68 @@ class FrameTable:
         return int(found[-1]) if found.size else None
 
     def make_index_keys(self, keys: Tensor, kept: Tensor, dissimilarity: Tensor) -> tuple[Tensor, int]:
-        """Look-up entries of a frame: the mean key (when kept), then its most telling kept patches.
+        """Index keys of a frame: the mean key (when configured), then the keys of its most distinctive kept patches.
 
-        :param keys: un-rotated keys of the look-up layers, [layers, kv_heads, patches, head_dim].
+        :param keys: un-rotated keys of the index layers, [layers, kv_heads, patches, head_dim].
         :returns: float16 [layers, entries, kv_heads * head_dim] and the number of entries.
         """
-        planes = keys.float().permute(0, 2, 1, 3).flatten(2)
-        telling = kept[dissimilarity[kept].argsort(descending=True, stable=True)][: self.plan.settings.index_keys]
-        entries = planes[:, telling]
+        rows = keys.float().permute(0, 2, 1, 3).flatten(2)
+        distinctive = kept[dissimilarity[kept].argsort(descending=True, stable=True)][: self.plan.settings.index_keys]
+        entries = rows[:, distinctive]
         if self.plan.settings.mean_key:
-            entries = torch.cat((planes.mean(1, keepdim=True), entries), dim=1)
+            entries = torch.cat((rows.mean(1, keepdim=True), entries), dim=1)
         return entries.to(torch.float16), entries.shape[1]
+
+
+def eviction_costs(
+    stamps: NDArray[np.float64],
+    cameras: NDArray[np.int16],
+    novelty: NDArray[np.float32],
+    age_weight: float,
+    novelty_weight: float,
+) -> NDArray[np.float64]:
+    """Cost of evicting each frame: (gap left / age ** age_weight) * relative novelty ** novelty_weight.
+
+    :param stamps: seconds [frames]; :param cameras: ids [frames]; :param novelty: dissimilarity [frames].
+    :returns: [frames]; infinite for each camera's first and newest frame, so that the covered time keeps both ends.
+    """
+    order = np.lexsort((stamps, cameras))
+    costs = np.full(stamps.shape, np.inf)
+    times, owners = stamps[order], cameras[order]
+    inner = np.zeros(len(order), dtype=bool)
+    inner[1:-1] = (owners[:-2] == owners[1:-1]) & (owners[2:] == owners[1:-1])
+    candidates = np.flatnonzero(inner)
+    if candidates.size:
+        gaps = times[candidates + 1] - times[candidates - 1]
+        gaps = gaps + max(1e-9, 1e-3 * float(np.median(gaps)))
+        ages = stamps.max() - times[candidates] + float(np.median(gaps))
+        costs[order[candidates]] = gaps / ages**age_weight
+    if novelty_weight > 0:
+        median = float(np.median(novelty))
+        relative = np.clip(novelty / median, *NOVELTY_RANGE) if median > 0 else np.where(novelty > 0, 2.0, 1.0)
+        costs = costs * relative.astype(np.float64) ** novelty_weight
+    return costs
+
+
+def choose_evicted(costs: NDArray[np.float64], stamps: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Choose the ``count`` cheapest frames, without neighbours in time where possible; ties go to the older frame.
+
+    Deterministic. Frames of infinite cost are chosen only when no others are left.
+    """
+    by_time = np.argsort(stamps, kind="stable")
+    rank = np.empty_like(by_time)
+    rank[by_time] = np.arange(len(by_time))
+    locked = np.zeros(len(by_time) + 2, dtype=bool)
+    chosen: list[int] = []
+    spared: list[int] = []
+    for index in by_time[np.argsort(costs[by_time], kind="stable")]:
+        if len(chosen) == count:
+            break
+        spot = rank[index] + 1
+        if locked[spot] or not np.isfinite(costs[index]):
+            spared.append(int(index))
+            continue
+        chosen.append(int(index))
+        locked[spot - 1 : spot + 2] = True
+    chosen += spared[: count - len(chosen)]
+    return np.array(chosen, dtype=np.int64)

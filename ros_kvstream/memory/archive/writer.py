@@ -1,4 +1,5 @@
-"""Writes the archive's file in a thread of its own, so that neither ingest nor answering ever waits for the disk."""
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the archive's file in a separate thread, so that neither ingest nor answers wait for the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ros_kvstream.memory.archive.plan import ArchivePlan
 from ros_kvstream.memory.archive.table import Claim
 
 SYNC_SECONDS = 5.0
-"""How often what was written is brought to the disk itself."""
+"""Interval between two fdatasync calls while frames are written."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ArchiveWriter:
     def __init__(self, plan: ArchivePlan, file: ArchiveFile, on_lost: Callable[[Claim, OSError], None]) -> None:
         """Start the thread.
 
-        :param on_lost: called from it for every frame that could not be written.
+        :param on_lost: called in the thread for every frame that could not be written.
         """
         stages = plan.staged_records
         self._file = file
@@ -50,7 +51,7 @@ class ArchiveWriter:
         self._pending: dict[int, _Frame] = {}
         self._lock = threading.Lock()
         self._tasks: queue.Queue[_Frame | _Late | Callable[[], None] | None] = queue.Queue()
-        self._late_room = threading.Semaphore(4 * stages)
+        self._late_slots = threading.Semaphore(4 * stages)
         self._thread = threading.Thread(target=self._run, name="kvstream-archive", daemon=True)
         self._thread.start()
 
@@ -62,29 +63,24 @@ class ArchiveWriter:
     # -- from the stream's thread -----------------------------------------------------------------------------------
 
     def stage(self) -> int | None:
-        """A free staging place, or None while the disk is behind."""
+        """Index of a free staging buffer, or None while the disk is too slow."""
         with self._lock:
             return self._free.pop() if self._free else None
 
     def buffers(self, stage: int) -> tuple[Tensor, NDArray[np.void]]:
-        """A staging place's patches, uint8 [patches, row_bytes], and its record, shape [1]."""
+        """A staging buffer's patches, uint8 [patches, row_bytes], and its record, shape [1]."""
         return self._packed[stage], self._records[stage : stage + 1]
 
-    def give_back(self, stage: int) -> None:
-        """Return a staging place that was not used."""
-        with self._lock:
-            self._free.append(stage)
-
     def submit(self, stage: int, claim: Claim) -> None:
-        """Queue a staged frame; readable at once."""
+        """Queue a staged frame; it can be read at once."""
         frame = _Frame(stage, claim)
         with self._lock:
             self._pending[claim.slot] = frame
         self._tasks.put(frame)
 
     def submit_late(self, slot: int, record: NDArray[np.void]) -> bool:
-        """Queue a late record; False, with nothing queued, while the disk is behind."""
-        if not self._late_room.acquire(blocking=False):
+        """Queue a late record; False, with nothing queued, while the disk is too slow."""
+        if not self._late_slots.acquire(blocking=False):
             return False
         self._tasks.put(_Late(slot, record))
         return True
@@ -102,7 +98,7 @@ class ArchiveWriter:
         self._file.read_rows(rows, out.numpy())
 
     def thumbnail(self, slot: int) -> bytes:
-        """A frame's JPEG, empty when it has none."""
+        """JPEG of a frame, empty when it has none."""
         with self._lock:
             frame = self._pending.get(slot)
             record = self._records[frame.stage].copy() if frame is not None else None
@@ -111,20 +107,20 @@ class ArchiveWriter:
         return record["thumbnail"][: int(record["frame"]["thumbnail_bytes"])].tobytes()
 
     def void(self, slot: int) -> None:
-        """Make one frame's record void; in order with what is queued."""
+        """Invalidate one frame's record, after what is queued."""
         self._tasks.put(lambda: self._file.void_slot(slot))
 
     @property
     def identity(self) -> str:
-        """Name of the file that no other has."""
+        """Unique name of the file."""
         return self._file.identity
 
     def clear(self) -> None:
-        """Make every record written so far void; in order with what is queued."""
+        """Invalidate every record, after what is queued."""
         self._tasks.put(self._file.clear)
 
     def wait(self) -> None:
-        """Return when everything queued so far is in the file."""
+        """Block until everything queued so far is in the file."""
         self._tasks.join()
 
     def close(self) -> None:
@@ -161,7 +157,7 @@ class ArchiveWriter:
             return
         try:
             if isinstance(task, _Late):
-                self._late_room.release()
+                self._late_slots.release()
                 self._file.write_late(task.slot, task.record)
             else:
                 task()

@@ -1,8 +1,9 @@
-"""Cameras that share one arena: each has a part of the slots that no other can take, and lends what it does not need.
+# SPDX-License-Identifier: Apache-2.0
+"""Several cameras in one arena: each has a share of the slots that the others cannot take.
 
-A policy ranks slots by what they hold or how new they are. Over all cameras at once, thirty frames a second would push
-out the one a second of the camera beside it. So the kept slots are divided among the cameras first, and the policy
-chooses within each camera's part.
+A policy ranks slots by content or age. Over all cameras at once, a camera of thirty frames a second would displace one
+of one frame a second. So the slots to keep are divided among the cameras first, and the policy chooses within each
+camera's part; what a camera does not need is lent to the others.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
-from ros_kvstream.memory.policies.ranking import indices_of
 
 
 def camera_weights(shares: Mapping[str, float], cameras: Mapping[str, int]) -> dict[int, float]:
-    """Guaranteed part of each camera by its number; they sum to 1, or less when there is nothing left to guarantee.
+    """Return the guaranteed part of each camera by its id; the sum is at most 1.
 
     :param shares: share by camera name, 0 for an equal part of what the others leave; cameras that are not named have
-        no part of their own, unless nothing is named at all.
-    :param cameras: number by camera name.
+        no guaranteed part, unless none is named.
+    :param cameras: id by camera name.
     """
     named = {name: shares.get(name, 0.0) for name in cameras if name in shares or not shares}
     rest = max(0.0, 1.0 - sum(named.values()))
@@ -31,10 +31,10 @@ def camera_weights(shares: Mapping[str, float], cameras: Mapping[str, int]) -> d
 
 
 def divide(keep: int, counts: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Divide ``keep`` slots among cameras that hold ``counts``: each gets its weight's part, or all that it holds.
+    """Divide ``keep`` slots among cameras that hold ``counts``: each keeps its weight's part, or all that it holds.
 
-    What a camera does not need goes to the others in proportion to their weights (max-min fairness); cameras without
-    weight get what is left then, in proportion to what they hold.
+    What a camera does not need goes to the others in proportion to their weights (max-min fairness). Cameras of weight
+    0 get the rest, in proportion to what they hold.
 
     :param keep: 0 <= keep <= the sum of ``counts``; the result has the same sum.
     """
@@ -58,7 +58,7 @@ def divide(keep: int, counts: Sequence[int], weights: Sequence[float]) -> list[i
 
 
 def _parts(whole: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to the weights that sum to ``whole``: largest remainders are rounded up first."""
+    """Divide ``whole`` into integers in proportion to the weights; the largest remainders are rounded up."""
     total = sum(weights)
     if total <= 0:
         return [0] * len(weights)
@@ -71,62 +71,53 @@ def _parts(whole: int, weights: Sequence[float]) -> list[int]:
 
 
 class CameraShares(SelectionPolicy):
-    """Another policy, applied within each camera's part. With one camera it is that policy, at no cost.
+    """Applies another policy within each camera's part; with one camera it is that policy, at no cost.
 
-    With several, the keys and values of one camera and one layer are copied at a time, where that camera is to give
-    slots up.
+    With several, the keys and values of one camera and one layer are copied at a time, where that camera has to give up
+    slots.
     """
 
     def __init__(self, policy: SelectionPolicy, weights: Mapping[int, float]) -> None:
-        """:param weights: as from :func:`camera_weights`; cameras that are not in it have no part of their own."""
+        """:param weights: from :func:`camera_weights`; cameras that are not in it have no guaranteed part."""
         self.policy = policy
         self.weights = weights
-        self.name = policy.name
 
     def check(self, slots: int, needed: int, keep: int) -> None:
-        """Refuse what the policy within refuses."""
+        """Raise CapacityError where the inner policy does."""
         self.policy.check(slots, needed, keep)
 
-    def select(self, view: LayerSlots, keep: int) -> Tensor:
-        """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
-        return indices_of(self.select_mask(view, keep))
-
-    def select_mask(self, view: LayerSlots, keep: int) -> Tensor:
-        """The same as bool [kv_heads, slots]."""
-        cameras = torch.unique(view.cameras).tolist()
+    def select(self, slots: LayerSlots, keep: int) -> Tensor:
+        """Return the kept slots, bool [kv_heads, slots]; see SelectionPolicy.select."""
+        cameras = torch.unique(slots.cameras).tolist()
         if len(cameras) == 1:
-            return self.policy.select_mask(view, keep)
-        owned = [view.cameras == camera for camera in cameras]
+            return self.policy.select(slots, keep)
+        owned = [slots.cameras == camera for camera in cameras]
         counts = torch.stack([mine.sum(-1) for mine in owned])
         common = counts.amin(1).tolist()
-        if sum(common) < keep:  # a memory that was kept without shares: its heads hold different cameras
-            return self.policy.select_mask(view, keep)
+        if sum(common) < keep:  # its slots were selected without shares: the heads hold different cameras
+            return self.policy.select(slots, keep)
         quotas = divide(keep, common, [self.weights.get(camera, 0.0) for camera in cameras])
-        mask = torch.zeros_like(owned[0])
+        kept = torch.zeros_like(owned[0])
         for mine, held, quota in zip(owned, counts, quotas, strict=True):
             if bool((held == quota).all()):
-                mask |= mine
+                kept |= mine
             elif quota:
-                self._choose(view, mine, held, quota, mask)
-        return mask
+                self._choose(slots, mine, held, quota, kept)
+        return kept
 
-    def _choose(self, view: LayerSlots, mine: Tensor, held: Tensor, quota: int, mask: Tensor) -> None:
-        """Let the policy keep ``quota`` of one camera's slots in each head; set them in ``mask``."""
+    def _choose(self, slots: LayerSlots, mine: Tensor, held: Tensor, quota: int, kept: Tensor) -> None:
+        """Let the policy choose ``quota`` of one camera's slots in each head; set them in ``kept``."""
         heads = len(mine)
         alike = bool((held == held[0]).all())
         groups = [slice(0, heads)] if alike else [slice(head, head + 1) for head in range(heads)]
         for rows in groups:
-            slots = indices_of(mine[rows])
-            chosen = self.policy.select_mask(_part(view, rows, slots), quota)
-            mask[rows].scatter_(1, slots, chosen)
+            numbers = mine[rows].nonzero()[:, 1].view(rows.stop - rows.start, -1)
+            chosen = self.policy.select(_part(slots, rows, numbers), quota)
+            kept[rows].scatter_(1, numbers, chosen)
 
 
-def _part(view: LayerSlots, rows: slice, slots: Tensor) -> LayerSlots:
-    """The given slots [heads, n] of the heads ``rows`` as a layer of their own."""
-    head = torch.arange(len(slots), device=slots.device)[:, None]
-    names = ("keys", "values", "value_norms", "positions", "frames", "cameras")
-    parts = {name: getattr(view, name)[rows][head, slots] for name in names}
-    key_norms = None if view.key_norms is None else view.key_norms[rows][head, slots]
-    # The view's own function works in room for all heads.
-    unrotate = view.unrotate if view.rotary is None or len(slots) == len(view.keys) else view.rotary.unrotate
-    return replace(view, **parts, key_norms=key_norms, unrotate=unrotate, table=None)
+def _part(slots: LayerSlots, rows: slice, numbers: Tensor) -> LayerSlots:
+    """Return the slots ``numbers`` [heads, n] of the heads ``rows`` as a layer of their own."""
+    head = torch.arange(len(numbers), device=numbers.device)[:, None]
+    names = ("keys", "values", "key_norms", "value_norms", "positions", "frames", "cameras")
+    return replace(slots, **{name: getattr(slots, name)[rows][head, numbers] for name in names})

@@ -1,4 +1,5 @@
-"""Nothing is evicted: the full cache, which refuses to pass the cap."""
+# SPDX-License-Identifier: Apache-2.0
+"""Evict nothing: the full cache, which refuses frames that exceed the budget."""
 
 from __future__ import annotations
 
@@ -8,24 +9,16 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.errors import CapacityError
-from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
+from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy, register
 
 
+@register("full")
 @dataclass(frozen=True)
-class FullSettings:
-    """The full cache has nothing to set."""
-
-
 class Full(SelectionPolicy):
-    """Keeps every slot; raises CapacityError where room would have to be made."""
-
-    name = "full"
-
-    def __init__(self, settings: FullSettings | None = None) -> None:
-        self.settings = settings or FullSettings()
+    """Keeps every slot; raises CapacityError where slots would have to be evicted."""
 
     def check(self, slots: int, needed: int, keep: int) -> None:
-        """Refuse to evict: raises CapacityError when fewer than ``slots`` slots may stay."""
+        """Raise CapacityError when ``keep`` < ``slots``; see SelectionPolicy.check."""
         if keep < slots:
             raise CapacityError(
                 f"memory.policy = 'full' holds {slots} slots per KV head and needs {needed} more, but only {keep} may "
@@ -33,8 +26,7 @@ class Full(SelectionPolicy):
                 "policy that evicts (infinipot_v)."
             )
 
-    def select(self, view: LayerSlots, keep: int) -> Tensor:
-        """Return int64 [kv_heads, keep] of all slots; raises CapacityError when keep < view.slots."""
-        self.check(view.slots, 0, keep)
-        everything = torch.arange(view.slots, device=view.keys.device)
-        return everything.expand(view.keys.shape[0], view.slots).clone()
+    def select(self, slots: LayerSlots, keep: int) -> Tensor:
+        """Return all slots; raises CapacityError when that is more than ``keep``."""
+        self.check(slots.count, 0, keep)
+        return torch.ones_like(slots.frames, dtype=torch.bool)

@@ -1,8 +1,9 @@
-"""The published InfiniPot-V selection, slot for slot, faults included: for comparison, never the default.
+# SPDX-License-Identifier: Apache-2.0
+"""The published InfiniPot-V selection, slot for slot and with its faults, for comparisons.
 
-Keys as rotated, frames by a reshape that takes slots in time order for whole frames, zero-padded pooling by quarter of
-the depth. Where the published code stops with an error (fewer than four frames, a recent share above TaR's, slots that
-are no whole frames) this one goes on with the nearest thing that works.
+It scores rotated keys, takes the slots in time order for whole frames, and pools by quarter of the depth with zero
+padding. Where the published code fails (fewer than four frames, a recent share above TaR's share, slots that are not
+whole frames), this one continues with the nearest thing that works.
 """
 
 from __future__ import annotations
@@ -11,38 +12,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ros_kvstream.memory.policies.base import LayerSlots
-from ros_kvstream.memory.policies.ranking import recency
+from ros_kvstream.memory.policies.base import LayerSlots, recency
 
 KERNELS = ((3, 7), (2, 5), (1, 3), (0, 1))
 """Pooling by quarter of the depth: (axes, kernel)."""
 
 
-def paper_selection(
-    view: LayerSlots, keep: int, *, alpha: float, recent_share: float, depth_pooling: bool
-) -> Tensor:
-    """Kept slots as bool [kv_heads, slots], as published.
+def paper_selection(slots: LayerSlots, keep: int, alpha: float, recent_share: float, depth_pooling: bool) -> Tensor:
+    """Return the kept slots as published, bool [kv_heads, slots].
 
     :param alpha: TaR's share of ``keep``, recent frames included; 0 for value norms alone.
-    :param recent_share: share of the frames in the cache that are compared with and stay.
+    :param recent_share: share of the frames held that the others are compared with and that are kept.
     """
-    in_time = recency(view).argsort(dim=-1, stable=True)
-    slots = view.slots
-    newest = view.frames[0] == view.frames[0].max()
+    in_time = recency(slots).argsort(dim=-1, stable=True)
+    count = slots.count
+    newest = slots.frames[0] == slots.frames[0].max()
     per_frame = int(newest.sum())
-    frames = slots // per_frame
+    frames = count // per_frame
     whole = frames * per_frame
-    in_time = torch.cat([in_time[:, slots - whole :], in_time[:, : slots - whole]], dim=-1)
+    in_time = torch.cat([in_time[:, count - whole :], in_time[:, : count - whole]], dim=-1)
     if keep >= whole:
-        return torch.zeros_like(view.frames, dtype=torch.bool).scatter_(1, in_time[:, :keep], True)
+        return torch.zeros_like(slots.frames, dtype=torch.bool).scatter_(1, in_time[:, :keep], True)
     order = in_time[:, :whole]
-    norms = view.value_norms.float().gather(-1, order)
+    norms = slots.value_norms.float().gather(-1, order)
     if depth_pooling:
-        rows = int(torch.unique(view.positions[0, newest, 1]).numel())
-        norms = _pooled_by_depth(norms, frames, rows, view.layer // max(1, view.layers // 4))
-    tar = _tar_picks(view.keys, order, frames, keep, alpha, int(recent_share * frames))
+        rows = int(torch.unique(slots.positions[0, newest, 1]).numel())
+        norms = _pooled_by_depth(norms, frames, rows, slots.layer // max(1, slots.layers // 4))
+    tar = _tar_picks(slots.keys, order, frames, keep, alpha, int(recent_share * frames))
     picks = norms.masked_fill(tar, torch.inf).argsort(dim=-1, descending=True, stable=True)[:, :keep]
-    return torch.zeros_like(view.frames, dtype=torch.bool).scatter_(1, order.gather(-1, picks), True)
+    return torch.zeros_like(slots.frames, dtype=torch.bool).scatter_(1, order.gather(-1, picks), True)
 
 
 def _tar_picks(keys: Tensor, order: Tensor, frames: int, keep: int, alpha: float, recent: int) -> Tensor:

@@ -1,6 +1,8 @@
-"""Neighbourhood average pooling of per-slot scores on true (t, h, w), for ragged heads, mixed sizes and cameras.
+# SPDX-License-Identifier: Apache-2.0
+"""Value norms as a score, and their average over neighbouring patches by true (t, h, w).
 
-Only slots that exist count: no padding, no missing patch ever pulls an average down.
+Only slots that exist are averaged, so that heads may hold any slots, frames may differ in size, and borders and missing
+patches do not lower an average.
 """
 
 from __future__ import annotations
@@ -11,91 +13,105 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ros_kvstream.memory.policies.base import LayerSlots
+from ros_kvstream.memory.policies.base import LayerSlots, RecentFirst
+from ros_kvstream.settings import Change, require, require_finite, setting
 
 CELLS_PER_SLOT = 4
-"""Grid cells that are pooled at a time, per slot of a head; more frames than that go in turns."""
+"""Grid cells that are pooled at a time, per slot of a head; more frames than that are pooled in several steps."""
 SMALLEST_GRID = 1 << 15
 """Grid cells that are always pooled at once."""
 
 
 @dataclass(frozen=True)
-class Window:
-    """Size of a pooling neighbourhood, odd numbers: frames of the same camera that are held, rows, columns."""
+class ValueNormPolicy(RecentFirst):
+    """A policy that goes by value norms."""
 
-    frames: int
-    rows: int
-    columns: int
+    pooling: str = setting(
+        "none",
+        "Pooling of value norms over the neighbours of a patch in frames, rows and columns: none, or adaptive (the "
+        "window grows with the layer's coefficient of variation, so that single outliers count less).",
+        choices=("none", "adaptive"), change=Change.RUNNING,
+    )  # fmt: skip
+    pooling_thresholds: tuple[float, float, float] = setting(
+        (0.1, 0.2, 0.4),
+        "With pooling = adaptive: coefficients of variation from which 3, 5 and 7 neighbours along each axis are "
+        "averaged, ascending.",
+        change=Change.RUNNING,
+    )
 
-    @property
-    def is_single(self) -> bool:
-        """Whether nothing is pooled."""
-        return self.frames == self.rows == self.columns == 1
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name, steps = f"memory.{self.name}.pooling_thresholds", self.pooling_thresholds
+        require(isinstance(steps, (tuple, list)) and len(steps) == 3, name, steps, "three numbers")
+        for step in steps:
+            require_finite(name, step, 0.0, 1e6)
+        require(list(steps) == sorted(steps), name, steps, "ascending")
+        object.__setattr__(self, "pooling_thresholds", tuple(steps))
+
+    def value_norms(self, slots: LayerSlots) -> Tensor:
+        """Value norms, pooled as set, float32 [kv_heads, slots]."""
+        if self.pooling == "none":
+            return slots.value_norms
+        norms = torch.nan_to_num(slots.value_norms, nan=0.0, posinf=torch.finfo(torch.float32).max)
+        return pool(norms, slots, adaptive_window(norms, self.pooling_thresholds))
 
 
-NO_POOLING = Window(1, 1, 1)
+def adaptive_window(scores: Tensor, thresholds: tuple[float, float, float]) -> int:
+    """Return the window of one layer, 1, 3, 5 or 7, by the coefficient of variation of its scores.
 
-
-def adaptive_window(scores: Tensor, thresholds: tuple[float, float, float]) -> Window:
-    """The window of one layer by the coefficient of variation (standard deviation / mean) of its scores.
-
-    :param scores: [kv_heads, slots]; :param thresholds: ascending. Below the first the scores are even: nothing is
-        pooled; then 3, 5 and, from the third on, 7 neighbours along every axis: the more uneven the norms, the more
-        single outliers have to be held down by their surroundings.
+    :param scores: [kv_heads, slots]; :param thresholds: ascending; each that is reached adds 2 to the window.
     """
-    spread, mean = torch.std_mean(scores.double(), correction=0)
-    variation = float(spread / mean.clamp_min(1e-12))
-    size = 1 + 2 * sum(variation >= threshold for threshold in thresholds)
-    return Window(size, size, size)
+    deviation, mean = torch.std_mean(scores.double(), correction=0)
+    variation = float(deviation / mean.clamp_min(1e-12))
+    return 1 + 2 * sum(variation >= threshold for threshold in thresholds)
 
 
-def pool(scores: Tensor, view: LayerSlots, window: Window) -> Tensor:
-    """Mean score over the slots of the same head and camera inside the window around each slot.
+def pool(scores: Tensor, slots: LayerSlots, window: int) -> Tensor:
+    """Mean score of the slots of the same head and camera in a window around each slot.
 
-    :param scores: float32 [kv_heads, slots]. Frames are neighbours in the order in which the head still holds them.
+    :param scores: float32 [kv_heads, slots]; :param window: odd, along frames, rows and columns. Frames are neighbours
+        in the order in which the head holds them.
     """
-    if window.is_single:
+    if window == 1:
         return scores
     pooled = torch.empty_like(scores)
-    for camera in torch.unique(view.cameras).tolist():
+    for camera in torch.unique(slots.cameras).tolist():
         for head in range(scores.shape[0]):
-            mine = (view.cameras[head] == camera).nonzero()[:, 0]
+            mine = (slots.cameras[head] == camera).nonzero()[:, 0]
             if mine.numel():
-                pooled[head, mine] = _pool_one(scores[head, mine], view, head, mine, window)
+                pooled[head, mine] = _pool_one(scores[head, mine], slots, head, mine, window)
     return pooled
 
 
-def _pool_one(scores: Tensor, view: LayerSlots, head: int, mine: Tensor, window: Window) -> Tensor:
+def _pool_one(scores: Tensor, slots: LayerSlots, head: int, mine: Tensor, window: int) -> Tensor:
     """Pool the slots ``mine`` of one head and camera: scatter on a dense grid, filter sums and counts, gather."""
-    _, frame = torch.unique(view.frames[head, mine], return_inverse=True)
-    row, column = (view.positions[head, mine, axis].long() for axis in (1, 2))
+    _, frame = torch.unique(slots.frames[head, mine], return_inverse=True)
+    row, column = (slots.positions[head, mine, axis].long() for axis in (1, 2))
     row, column = row - row.min(), column - column.min()
     rows, columns, frames = int(row.max()) + 1, int(column.max()) + 1, int(frame.max()) + 1
     cells = (frame * rows + row) * columns + column
     limit = max(SMALLEST_GRID, CELLS_PER_SLOT * mine.numel())
-    turn = max(window.frames, limit // (rows * columns))
-    reach = window.frames // 2
+    step = max(window, limit // (rows * columns))
+    reach = window // 2
     pooled = torch.empty_like(scores)
-    for start in range(0, frames, turn):
-        first, last = max(0, start - reach), min(frames, start + turn + reach)
+    for start in range(0, frames, step):
+        first, last = max(0, start - reach), min(frames, start + step + reach)
         inside = ((frame >= first) & (frame < last)).nonzero()[:, 0]
         grid = torch.zeros(2, (last - first) * rows * columns, dtype=scores.dtype, device=scores.device)
         at = cells[inside] - first * rows * columns
         grid[0, at] = scores[inside]
         grid[1, at] = 1.0
         sums, counts = _box_sums(grid.view(2, last - first, rows, columns), window).flatten(1)
-        wanted = (frame[inside] >= start) & (frame[inside] < start + turn)
+        wanted = (frame[inside] >= start) & (frame[inside] < start + step)
         pooled[inside[wanted]] = (sums[at] / counts[at])[wanted]
     return pooled
 
 
-def _box_sums(grid: Tensor, window: Window) -> Tensor:
+def _box_sums(grid: Tensor, window: int) -> Tensor:
     """Sums over the window around every cell, zeros outside; [channels, frames, rows, columns], axis by axis."""
-    for axis, size in ((1, window.frames), (2, window.rows), (3, window.columns)):
-        if size == 1:
-            continue
+    for axis in (1, 2, 3):
         lines = grid.movedim(axis, -1)
         shape = lines.shape
-        means = functional.avg_pool1d(lines.reshape(-1, 1, shape[-1]), size, stride=1, padding=size // 2)
-        grid = (means * size).view(shape).movedim(-1, axis)
+        means = functional.avg_pool1d(lines.reshape(-1, 1, shape[-1]), window, stride=1, padding=window // 2)
+        grid = (means * window).view(shape).movedim(-1, axis)
     return grid

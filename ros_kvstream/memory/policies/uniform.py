@@ -1,4 +1,5 @@
-"""Evenly spaced slots over time stay: the baseline that spreads the budget blindly."""
+# SPDX-License-Identifier: Apache-2.0
+"""Keep evenly spaced slots over time: the baseline that does not look at the content."""
 
 from __future__ import annotations
 
@@ -7,38 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
-from ros_kvstream.memory.policies.ranking import recency
-from ros_kvstream.settings import require
+from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy, recency, register
+from ros_kvstream.settings import Change, setting
 
 
+@register("uniform")
 @dataclass(frozen=True)
-class UniformSettings:
-    """Settings of ``uniform``."""
-
-    compatibility: str = "native"
-    """native, or paper: int(i * step) with the rounding of floating point, as published."""
-
-    def __post_init__(self) -> None:
-        name = "memory.policy_options.compatibility"
-        require(self.compatibility in ("native", "paper"), name, self.compatibility, "native or paper")
-
-
 class Uniform(SelectionPolicy):
-    """Keeps every (slots / keep)-th slot in the order of time and raster: slot floor(i * slots / keep)."""
+    """Keeps slot floor(i * slots / keep) in order of time and raster, for i from 0 to keep - 1."""
 
-    name = "uniform"
+    compatibility: str = setting(
+        "native",
+        "native (exact steps), or paper: steps in floating point as published, which may fall one slot short.",
+        choices=("native", "paper"), change=Change.RUNNING,
+    )  # fmt: skip
 
-    def __init__(self, settings: UniformSettings | None = None) -> None:
-        self.settings = settings or UniformSettings()
-
-    def select(self, view: LayerSlots, keep: int) -> Tensor:
-        """Return int64 [kv_heads, keep], ascending; see SelectionPolicy.select."""
-        in_time = recency(view).argsort(dim=-1, stable=True)
+    def select(self, slots: LayerSlots, keep: int) -> Tensor:
+        """Return the kept slots, bool [kv_heads, slots]; see SelectionPolicy.select."""
+        in_time = recency(slots).argsort(dim=-1, stable=True)
         steps = torch.arange(keep, device=in_time.device)
-        if self.settings.compatibility == "paper":
-            picks = (steps.double() * (view.slots / keep)).long()
+        if self.compatibility == "paper":
+            picks = (steps.double() * (slots.count / keep)).long()
         else:
-            # Integers: a float step may fall one slot short of where it should land.
-            picks = steps * view.slots // keep
-        return in_time[:, picks].sort(-1).values
+            picks = steps * slots.count // keep
+        return torch.zeros_like(in_time, dtype=torch.bool).scatter_(1, in_time[:, picks], True)

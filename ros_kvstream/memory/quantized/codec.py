@@ -1,9 +1,10 @@
-"""How keys and values are coded in few bits: keys un-rotated, off their mean and spread over all channels.
+# SPDX-License-Identifier: Apache-2.0
+"""How keys and values are quantized: keys before rotation, minus their mean, after a Hadamard transform.
 
-Measured on SmolLM2-135M (docs/thinning.md): un-rotated keys have a large mean that is the same for every token of a
-head, which costs no code once it is taken off; rotation by position smears it. What outlier channels are left, a
-Hadamard transform spreads evenly (as in QuaRot, Ashkboos et al. 2024). Together they halve the error of 4-bit keys.
-Un-rotated codes also stay valid when positions are re-based.
+Before rotation all keys of a head share a large mean, which needs no codes once it is subtracted; rotation by position
+blurs it. A Hadamard transform spreads the remaining outlier channels evenly (as in QuaRot, Ashkboos et al. 2024).
+Together they halve the error of 4-bit keys (SmolLM2-135M, docs/thinning.md). Codes of keys before rotation also stay
+valid when positions are re-based.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ros_kvstream.memory.rotary import Rotary
 
 
 def hadamard(dim: int, device: torch.device | str = "cpu") -> Tensor:
-    """Orthogonal Hadamard matrix float32 [dim, dim], of blocks where ``dim`` is no power of two (Sylvester)."""
+    """Orthogonal Hadamard matrix float32 [dim, dim] (Sylvester); block-diagonal where ``dim`` is no power of two."""
     block = torch.ones(1, 1)
     while dim % (2 * len(block)) == 0:
         block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)], 0)
@@ -24,16 +25,19 @@ def hadamard(dim: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class QuantizedCodec:
-    """Codes rows of one head_dim; the transform is shared by all layers, the mean of the keys is each layer's own."""
+    """Quantizes rows of one head_dim; all layers share the transform, each layer has its own key mean."""
 
     def __init__(self, head_dim: int, group: int, rotary: Rotary, device: torch.device) -> None:
-        """:param group: channels that share a scale; :param rotary: turns decoded keys to their positions."""
+        """:param group: channels that share a scale; :param rotary: rotates decoded keys to their positions."""
         self.group = group
         self.rotary = rotary
         self.transform = hadamard(head_dim, device)
 
     def encode(self, rows: Tensor, bits: int, key_mean: Tensor | None = None) -> Packed:
-        """Code values, or raw keys with their key_mean; rows float32 [heads, n, head_dim], key_mean broadcasts to it."""
+        """Quantize values, or keys before rotation with their key mean.
+
+        :param rows: float32 [heads, n, head_dim]; :param key_mean: broadcasts to it.
+        """
         return quantize((rows if key_mean is None else rows - key_mean) @ self.transform, bits, self.group)
 
     def decode(
@@ -42,7 +46,7 @@ class QuantizedCodec:
         """Write decoded rows into ``out`` [heads, n, head_dim] of any float type.
 
         :param key_mean: of keys, [heads, 1, head_dim] or [heads, n, head_dim]; None for values.
-        :param positions: int [heads, n, 3] to turn keys to; None leaves them raw.
+        :param positions: int [heads, n, 3] to rotate keys to; None for keys before rotation.
         """
         for start in range(0, out.shape[1], BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, out.shape[1]))

@@ -1,13 +1,15 @@
-"""Keys and values in 8 or 4 bits: packed bytes with a scale and a zero point per token and group, counted to the byte.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of keys or values in 8 or 4 bits: packed codes with a scale and a zero point per token and group of channels.
 
 A group is a run of neighbouring channels of one token. Its values are coded as ``zero + code * scale`` with codes from
-0 to 2**bits - 1, so that a group of equal values comes back exactly and an all-positive one wastes no code. Two 4-bit
-codes share a byte: channel i in the low half, channel i + head_dim / 2 in the high half, so that packing and unpacking
-are whole-row operations without a shuffle.
+0 to 2**bits - 1: a group of equal values is exact, and an all-positive group uses every code. Two 4-bit codes share a
+byte: channel i is the low half, channel i + head_dim / 2 the high half, so that whole rows are packed and unpacked
+without a shuffle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from ros_kvstream.settings import require
 
 BITS = (8, 4)
-"""Supported widths of a code."""
+"""Supported bits per code."""
 SCALE_DTYPE = torch.float16
 """Scales and zero points: 10 bits of fraction; values outside its range (65504) are clamped to it."""
 BLOCK_ROWS = 512
@@ -25,7 +27,7 @@ BLOCK_ROWS = 512
 
 @dataclass(frozen=True)
 class Packed:
-    """Quantised rows; the leading axes are those of what was quantised."""
+    """Quantized rows; the leading axes are those of the rows before."""
 
     codes: Tensor
     """uint8 [..., head_dim * bits / 8]."""
@@ -40,14 +42,17 @@ class Packed:
         """Channels of one row."""
         return self.codes.shape[-1] * 8 // self.bits
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Packed:
+        """The same rows with ``function`` applied to each tensor."""
+        return Packed(function(self.codes), function(self.scales), function(self.zeros), self.bits)
+
     def rows(self, part: slice) -> Packed:
         """Rows ``part`` of the second axis, as views."""
-        return Packed(self.codes[:, part], self.scales[:, part], self.zeros[:, part], self.bits)
+        return self.map(lambda tensor: tensor[:, part])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all three tensors, read off the tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.codes, self.scales, self.zeros))
+    def tensors(self) -> dict[str, Tensor]:
+        """Codes, scales and zero points by name."""
+        return {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
 
 
 def check_layout(head_dim: int, bits: int, group: int) -> None:
@@ -58,16 +63,16 @@ def check_layout(head_dim: int, bits: int, group: int) -> None:
     require(fits, "group", group, f"a divisor of head_dim = {head_dim}")
 
 
-def packed_bytes(head_dim: int, bits: int, group: int, scale_dtype: torch.dtype = SCALE_DTYPE) -> int:
+def packed_bytes(head_dim: int, bits: int, group: int) -> int:
     """Exact bytes of one packed row of ``head_dim`` channels, scales and zero points included."""
     check_layout(head_dim, bits, group)
-    return head_dim * bits // 8 + 2 * (head_dim // group) * scale_dtype.itemsize
+    return head_dim * bits // 8 + 2 * (head_dim // group) * SCALE_DTYPE.itemsize
 
 
 def empty_packed(
     leading: tuple[int, ...], head_dim: int, bits: int, group: int, device: torch.device | str = "cpu"
 ) -> Packed:
-    """Room for rows [*leading, head_dim], all zero; takes ``packed_bytes`` per row."""
+    """Packed rows [*leading, head_dim], all zero; ``packed_bytes`` per row are allocated."""
     check_layout(head_dim, bits, group)
     groups = head_dim // group
     return Packed(
@@ -79,11 +84,11 @@ def empty_packed(
 
 
 def quantize(x: Tensor, bits: int, group: int) -> Packed:
-    """Code rows in 8 or 4 bits.
+    """Quantize rows to 8 or 4 bits.
 
     :param x: float [..., head_dim], any float type, finite; computed in float32.
     :param bits: 8 or 4; :param group: channels that share a scale and a zero point, a divisor of head_dim.
-    :raises SettingsError: for another width, an odd head_dim, or a group that does not divide it.
+    :raises SettingsError: for other bits, an odd head_dim, or a group that does not divide it.
 
     The largest error of a value is half a step of its group, (max - min) / (2 * (2**bits - 1)), plus the rounding of
     scale and zero point to 16 bits (2**-11 of the group's largest magnitude each; 1e-5 where that is less).
@@ -107,25 +112,14 @@ def quantize(x: Tensor, bits: int, group: int) -> Packed:
     return Packed(flat, scales, zeros, bits)
 
 
-def quantize_into(x: Tensor, packed: Packed, rows: slice) -> None:
-    """Code rows [kv_heads, n, head_dim] into rows ``rows`` (second axis) of preallocated ``packed``."""
-    group = packed.head_dim // packed.scales.shape[-1]
-    new = quantize(x, packed.bits, group)
-    packed.codes[:, rows], packed.scales[:, rows], packed.zeros[:, rows] = new.codes, new.scales, new.zeros
-
-
 def dequantize_into(packed: Packed, out: Tensor) -> Tensor:
-    """Write the coded rows' values into ``out`` ([..., head_dim], any float type, may be a view); returns it.
+    """Write the rows' values into ``out`` [..., rows, head_dim] (any float type, may be a view) and return it.
 
-    Computed in float32, BLOCK_ROWS rows of the last but one axis at a time: beside ``out`` it needs 4 bytes per value
-    of one block.
+    Computed in float32, BLOCK_ROWS rows at a time: one block is allocated beside ``out``.
     """
     head_dim, groups = packed.head_dim, packed.scales.shape[-1]
     if out.shape[:-1] != packed.codes.shape[:-1] or out.shape[-1] != head_dim:
         raise ValueError(f"out has shape {tuple(out.shape)}: must be {(*packed.codes.shape[:-1], head_dim)}")
-    if out.dim() == 1:
-        row = Packed(packed.codes[None], packed.scales[None], packed.zeros[None], packed.bits)
-        return dequantize_into(row, out[None])[0]
     rows = out.shape[-2]
     leading = out.shape[:-2]
     block = torch.empty((*leading, min(rows, BLOCK_ROWS), head_dim), dtype=torch.float32, device=out.device)

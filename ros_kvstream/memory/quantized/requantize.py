@@ -1,6 +1,10 @@
-"""Moving slots between the ladder's tiers: only rows that change tier are decoded and coded again."""
+# SPDX-License-Identifier: Apache-2.0
+"""Moving slots between tiers: only rows that change tier are decoded and quantized again."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,117 +13,84 @@ from ros_kvstream.memory.quantized.codec import QuantizedCodec
 from ros_kvstream.memory.quantized.packing import Packed, empty_packed
 
 TIERS = (4, 8)
-"""Bits of the packed tiers, in the order in which they lie: the coarsest first, behind them the model's own type."""
-FULL = 0
-"""Stands for the tier in the model's own type."""
+"""Bits of the packed tiers in the order in which they lie; the slots in native dtype lie behind them."""
+NATIVE = 0
+"""Stands for the native dtype."""
 
 
-def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows [kv_heads, slots, ...] at index [kv_heads, n]."""
-    heads = torch.arange(rows.shape[0], device=rows.device)[:, None]
-    return rows[heads, index]
+@dataclass(frozen=True)
+class FrameRows:
+    """One layer's frame keys, or frame values, in three precisions."""
 
+    codec: QuantizedCodec
+    packed: dict[int, Packed]
+    """Bits -> rows of that tier."""
+    native: Tensor
+    """Rows in native dtype from the first frame on, [kv_heads, rows, head_dim]."""
+    key_mean: Tensor | None
+    """Float32 [kv_heads, 1, head_dim] for keys, None for values."""
+    positions: Tensor
+    """Of all frame slots, int [kv_heads, slots, 3]."""
+    counts: dict[int, int]
+    """Bits -> slots in use of that tier; all others are in native dtype."""
 
-class Requantization:
-    """One layer's new arrangement, applied to the plane of keys and to that of values."""
+    def rearrange(self, order: Tensor, counts: dict[int, int]) -> None:
+        """Keep the frame slots ``order``, int64 [kv_heads, keep], in this order, divided over the tiers anew."""
+        spans = _spans(counts, order.shape[1])
+        packed = {bits: self._packed(bits, order[:, spans[bits]]) for bits in TIERS}
+        native = self._native(order[:, spans[NATIVE]])
+        for bits, made in packed.items():
+            for name, tensor in self.packed[bits].rows(slice(0, made.codes.shape[1])).tensors().items():
+                tensor.copy_(made.tensors()[name])
+        self.native[:, : native.shape[1]] = native
 
-    def __init__(
-        self, codec: QuantizedCodec, old: dict[int, int], new: dict[int, int], order: Tensor, positions: Tensor
-    ) -> None:
-        """Work out which row goes where.
-
-        :param old, new: slots per packed tier (bits -> count) before and after; the rest is in the model's own type.
-        :param order: int64 [kv_heads, keep], the frame slots that stay in their new order.
-        :param positions: of all frame slots as they lie now, int [kv_heads, slots, 3].
-        """
-        self._codec = codec
-        self._old = self._spans(old, positions.shape[1])
-        self._new = self._spans(new, order.shape[1])
-        self._order = order
-        self._positions = positions
-
-    @staticmethod
-    def _spans(counts: dict[int, int], slots: int) -> dict[int, slice]:
-        """Tier -> frame slots."""
-        spans, start = {}, 0
-        for bits in TIERS:
-            spans[bits] = slice(start, start + counts[bits])
-            start += counts[bits]
-        spans[FULL] = slice(start, slots)
-        return spans
-
-    def plane(self, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None) -> None:
-        """Rearrange keys (with their key_mean) or values (None) in place.
-
-        :param packed: bits -> rows of that tier; :param full: [kv_heads, rows, head_dim] from the first frame on.
-        """
-        made = {bits: self._packed_tier(bits, packed, full, key_mean) for bits in TIERS}
-        rows = self._full_tier(packed, full, key_mean)
-        for bits, tier in made.items():
-            room = packed[bits].rows(slice(0, tier.codes.shape[1]))
-            room.codes.copy_(tier.codes)
-            room.scales.copy_(tier.scales)
-            room.zeros.copy_(tier.zeros)
-        full[:, : rows.shape[1]] = rows
-
-    def _packed_tier(self, bits: int, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None) -> Packed:
-        source = self._order[:, self._new[bits]]
-        made = empty_packed(tuple(source.shape), full.shape[-1], bits, self._codec.group, full.device)
-        for tier in (*TIERS, FULL):
-            heads, rows, at = self._from(tier, source)
-            if not len(heads):
-                continue
-            moved = _pick(packed[bits], heads, rows) if tier == bits else self._recoded(
-                bits, self._raw(tier, packed, full, key_mean, heads, rows), key_mean, heads
-            )  # fmt: skip
-            made.codes[heads, at] = moved.codes
-            made.scales[heads, at] = moved.scales
-            made.zeros[heads, at] = moved.zeros
+    def _packed(self, bits: int, slots: Tensor) -> Packed:
+        made = empty_packed(tuple(slots.shape), self.native.shape[-1], bits, self.codec.group, self.native.device)
+        for tier, heads, columns, rows in self._by_tier(slots):
+            if tier == bits:
+                moved = {name: tensor[heads, rows] for name, tensor in self.packed[bits].tensors().items()}
+            else:
+                mean = None if self.key_mean is None else self.key_mean[heads, 0]
+                moved = self.codec.encode(self._raw(tier, heads, rows), bits, mean).tensors()
+            for name, tensor in made.tensors().items():
+                tensor[heads, columns] = moved[name]
         return made
 
-    def _full_tier(self, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None) -> Tensor:
-        source = self._order[:, self._new[FULL]]
-        made = full.new_empty((*source.shape, full.shape[-1]))
-        for tier in (*TIERS, FULL):
-            heads, rows, at = self._from(tier, source)
-            if not len(heads):
+    def _native(self, slots: Tensor) -> Tensor:
+        made = self.native.new_empty((*slots.shape, self.native.shape[-1]))
+        for tier, heads, columns, rows in self._by_tier(slots):
+            if tier == NATIVE:
+                made[heads, columns] = self.native[heads, rows]
                 continue
-            if tier == FULL:
-                made[heads, at] = full[heads, rows]
-                continue
-            raw = self._raw(tier, packed, full, key_mean, heads, rows)
-            if key_mean is not None:
-                positions = self._positions[heads, rows + self._old[tier].start]
-                raw = self._codec.rotary.rotate(raw[None], positions[None], out=raw[None])[0]
-            made[heads, at] = raw.to(full.dtype)
+            raw = self._raw(tier, heads, rows)
+            if self.key_mean is not None:
+                positions = self.positions[heads, slots[heads, columns]]
+                raw = self.codec.rotary.rotate(raw[None], positions[None], out=raw[None])[0]
+            made[heads, columns] = raw.to(made.dtype)
         return made
 
-    def _from(self, tier: int, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which of ``source`` lie in ``tier`` now: KV heads, rows within the tier, coordinates in ``source``; [n] each."""
-        span = self._old[tier]
-        heads, at = ((source >= span.start) & (source < span.stop)).nonzero(as_tuple=True)
-        return heads, source[heads, at] - span.start, at
+    def _by_tier(self, slots: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Per tier that holds some of ``slots`` [kv_heads, n]: KV heads, columns of ``slots``, rows within the tier."""
+        for tier, span in _spans(self.counts, self.positions.shape[1]).items():
+            heads, columns = ((slots >= span.start) & (slots < span.stop)).nonzero(as_tuple=True)
+            if len(heads):
+                yield tier, heads, columns, slots[heads, columns] - span.start
 
-    def _raw(
-        self, tier: int, packed: dict[int, Packed], full: Tensor, key_mean: Tensor | None, heads: Tensor, rows: Tensor
-    ) -> Tensor:
-        """Values or un-rotated keys of rows of one tier, float32 [n, head_dim]."""
-        out = torch.empty((1, len(rows), full.shape[-1]), dtype=torch.float32, device=full.device)
-        if tier == FULL:
-            picked = full[heads, rows][None]
-            if key_mean is None:
+    def _raw(self, tier: int, heads: Tensor, rows: Tensor) -> Tensor:
+        """Values, or keys before rotation, float32 [n, head_dim]."""
+        out = torch.empty((1, len(rows), self.native.shape[-1]), dtype=torch.float32, device=self.native.device)
+        if tier == NATIVE:
+            picked = self.native[heads, rows][None]
+            if self.key_mean is None:
                 return out.copy_(picked)[0]
-            positions = self._positions[heads, rows + self._old[FULL].start]
-            return self._codec.rotary.unrotate(picked, positions[None], out=out)[0]
-        coded = _pick(packed[tier], heads, rows)
-        one = Packed(coded.codes[None], coded.scales[None], coded.zeros[None], tier)
-        self._codec.decode(one, out, None if key_mean is None else key_mean[heads, 0][None])
+            positions = self.positions[heads, rows + sum(self.counts.values())]
+            return self.codec.rotary.unrotate(picked, positions[None], out=out)[0]
+        packed = self.packed[tier].map(lambda tensor: tensor[heads, rows][None])
+        self.codec.decode(packed, out, None if self.key_mean is None else self.key_mean[heads, 0][None])
         return out[0]
 
-    def _recoded(self, bits: int, raw: Tensor, key_mean: Tensor | None, heads: Tensor) -> Packed:
-        return self._codec.encode(raw, bits, None if key_mean is None else key_mean[heads, 0])
 
-
-def _pick(packed: Packed, heads: Tensor, rows: Tensor) -> Packed:
-    """Single rows, [n, ...]."""
-    return Packed(packed.codes[heads, rows], packed.scales[heads, rows], packed.zeros[heads, rows], packed.bits)
+def _spans(counts: dict[int, int], slots: int) -> dict[int, slice]:
+    """Tier -> its frame slots."""
+    first, packed = counts[4], counts[4] + counts[8]
+    return {4: slice(0, first), 8: slice(first, packed), NATIVE: slice(packed, slots)}

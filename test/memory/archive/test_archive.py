@@ -1,4 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.archives import SHAPE, assert_same, make_archive, make_frame
 
-from ros_kvstream.errors import BudgetError, FrameError
+from ros_kvstream.errors import ArchiveError, BudgetError, FrameError
 from ros_kvstream.memory.archive.plan import MIB, plan_archive
 from ros_kvstream.settings import ArchiveSettings
 
@@ -34,7 +37,7 @@ def test_live_arrays_and_file_take_exactly_the_planned_bytes_within_the_cap(plac
     where = "memory" if place == "memory" else str(tmp_path)
     archive = make_archive(budget_mib=0.2, path=where, thumbnail_bytes=64)
     plan = archive.plan
-    working = plan.memory_parts["working room"]
+    working = plan.memory_parts["working memory"]
     assert archive.allocated_bytes == sum(plan.memory_parts.values()) - working
     on_disk = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert on_disk == sum(plan.disk_parts.values())
@@ -167,3 +170,29 @@ def test_no_patch_row_is_ever_shared_or_lost(data):
         rows = [row for slot in live for row in table.rows[slot, : table.frames["patches"][slot]]]
         assert len(set(rows)) == len(rows) == table.rows_used
         assert len(live) == table.count
+
+
+def test_a_state_is_restored_frame_for_frame_and_the_stream_continues_alike():
+    saved, restored = (make_archive(budget_mib=0.05) for _ in range(2))
+    for index in range(3 * saved.plan.frames):
+        saved.add(make_frame(index))
+    state = saved.state_dict()
+    plain = json.loads(json.dumps({name: value for name, value in state.items() if name != "tensors"}))
+    restored.check_state(plain)
+    for name, view in restored.state_tensors(plain).items():
+        view.copy_(state["tensors"][name])
+    restored.load_state_dict(plain)
+    for index in range(3 * saved.plan.frames, 4 * saved.plan.frames):
+        for archive in (saved, restored):
+            archive.add(make_frame(index))
+    assert live_ids(restored) == live_ids(saved)
+    for frame_id in live_ids(saved):
+        one, other = (archive.fetch([archive.table.slot_of(frame_id)])[0] for archive in (saved, restored))
+        assert torch.equal(one.keys, other.keys) and torch.equal(one.coordinates, other.coordinates)
+
+
+@pytest.mark.parametrize("change", [{"precision": "int8"}, {"index_keys": 2}, {"budget_mib": 0.06}])
+def test_a_state_of_other_settings_is_refused_with_what_differs(change):
+    state = make_archive(budget_mib=0.05).state_dict()
+    with pytest.raises(ArchiveError, match=r"other settings: .*\(now "):
+        make_archive(**({"budget_mib": 0.05} | change)).check_state(state)

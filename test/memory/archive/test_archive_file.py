@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno
@@ -131,7 +132,7 @@ def test_every_torn_record_is_counted_and_its_room_is_used_again(archive_of, tmp
     archive.close()
     whole = ArchiveFile(archive.plan, "")
     with open(tmp_path / FILE_NAME, "r+b") as file:
-        for offset in (whole._slot_at(slot) + 70, whole._row_at(row) + 9):
+        for offset in (whole.slot_offset(slot) + 70, whole.row_offset(row) + 9):
             file.seek(offset)
             byte = file.read(1)[0]
             file.seek(offset)

@@ -1,4 +1,5 @@
-"""Cameras share an arena: none loses what is guaranteed, nothing lies unused, and a single camera notices nothing."""
+# SPDX-License-Identifier: Apache-2.0
+"""Cameras share an arena: none loses its guaranteed part, no slot is unused, one camera is as without shares."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.slots import Frame, identities, make_slots, reorder
 
+from ros_kvstream.errors import CapacityError
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.policies.camera_shares import CameraShares, camera_weights, divide
 
@@ -62,30 +64,29 @@ def test_every_division_uses_all_slots_and_takes_nothing_that_is_guaranteed(data
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_one_camera_is_kept_as_the_policy_alone_keeps_it(name: str) -> None:
-    view = make_slots([Frame(camera=3)] * 12, missing=4)
+    layer = make_slots([Frame(camera=3)] * 12, missing=4)
     policy = make_policy(name)
-    assert torch.equal(CameraShares(policy, {}).select(view, 30), policy.select(view, 30))
+    assert torch.equal(CameraShares(policy, {}).select(layer, 30), policy.select(layer, 30))
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "ragged"])
 def test_a_slow_camera_keeps_all_it_has_beside_a_fast_one(name: str, shuffled: bool) -> None:
-    view = make_slots([Frame(camera=0 if number % 8 else 1) for number in range(24)], shuffled=shuffled)
-    kept = CameraShares(make_policy(name), {0: 0.5, 1: 0.5}).select(view, 60)
-    assert kept.shape == (2, 60)
-    for slots in identities(view, kept):
+    layer = make_slots([Frame(camera=0 if number % 8 else 1) for number in range(24)], shuffled=shuffled)
+    kept = CameraShares(make_policy(name), {0: 0.5, 1: 0.5}).select(layer, 60)
+    for slots in identities(layer, kept):
         assert len(slots) == 60 and sum(camera == 1 for _, camera, _, _ in slots) == 3 * 6
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_each_camera_is_kept_as_if_it_were_alone_in_an_arena_of_its_part(name: str) -> None:
     frames = [Frame(camera=number % 2) for number in range(16)]
-    view = make_slots(frames)
+    layer = make_slots(frames)
     policy = make_policy(name)
-    found = identities(view, CameraShares(policy, {0: 0.75, 1: 0.25}).select(view, 40))
+    found = identities(layer, CameraShares(policy, {0: 0.75, 1: 0.25}).select(layer, 40))
     for camera, quota in ((0, 30), (1, 10)):
-        slots = (view.cameras[0] == camera).nonzero()[:, 0].expand(2, -1)
-        alone = reorder(view, slots)
+        slots = (layer.cameras[0] == camera).nonzero()[:, 0].expand(2, -1)
+        alone = reorder(layer, slots)
         expected = identities(alone, policy.select(alone, quota))
         assert [{slot for slot in head if slot[1] == camera} for head in found] == expected
 
@@ -95,17 +96,13 @@ def test_each_camera_is_kept_as_if_it_were_alone_in_an_arena_of_its_part(name: s
 def test_heads_that_hold_different_cameras_are_kept_in_equal_number(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(POLICIES))
     cameras = data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=10))
-    view = make_slots([Frame(camera=camera) for camera in cameras], missing=data.draw(st.integers(0, 12)),
+    layer = make_slots([Frame(camera=camera) for camera in cameras], missing=data.draw(st.integers(0, 12)),
                       shuffled=True, seed=data.draw(st.integers(0, 5)))
-    keep = data.draw(st.integers(1, view.slots))
-    mask = CameraShares(make_policy(name), {0: 0.4, 1: 0.4, 2: 0.2}).select_mask(view, keep)
+    keep = data.draw(st.integers(1, layer.count))
+    mask = CameraShares(make_policy(name), {0: 0.4, 1: 0.4, 2: 0.2}).select(layer, keep)
     assert mask.sum(-1).tolist() == [keep, keep]
 
 
 def test_what_the_policy_refuses_is_refused() -> None:
-    from ros_kvstream.errors import CapacityError
-
-    shares = CameraShares(make_policy("full"), {0: 1.0})
-    assert shares.name == "full"
     with pytest.raises(CapacityError):
-        shares.check(100, 10, 90)
+        CameraShares(make_policy("full"), {0: 1.0}).check(100, 10, 90)

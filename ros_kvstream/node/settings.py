@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the node itself, declared as those of a VideoMemory are (``ros_kvstream.settings``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ros_kvstream.settings import Change, check_fields, setting
+
+MAX_CAMERAS = 8
+
+
+@dataclass(frozen=True)
+class CameraSettings:
+    """Where the images of one camera come from; parameters ``<camera>.topic``, ``.transport`` and ``.share``."""
+
+    name: str
+    topic: str = setting(
+        "image", "Base topic of the camera's images; '/compressed' is added to it for that transport. Default: 'image' "
+        "for a single camera, to be remapped, and '<camera>/image' for several.")
+    transport: str = setting(
+        "raw", "raw subscribes to sensor_msgs/Image, compressed to sensor_msgs/CompressedImage on <topic>/compressed. "
+        "compressed needs less bandwidth and costs time for decoding.", choices=("raw", "compressed"))
+    share: float = setting(
+        0.0, "Share of the memory reserved for this camera; slots that it does not use are lent to others. 0 takes an "
+        "equal part of what the others leave. The shares of all cameras together are at most 1.",
+        0.0, 1.0, change=Change.RUNNING)
+
+    def __post_init__(self) -> None:
+        check_fields(self, self.name)
+
+
+@dataclass(frozen=True)
+class MemoryFileSettings:
+    """Where memories are saved to and restored from."""
+
+    directory: str = setting(
+        "", "Folder on the node's machine for ~/save and ~/load. Empty disables both, because every peer on the "
+        "network can call them; file names are restricted to this folder.")
+    restore: str = setting(
+        "", "Name of a saved memory in memory.directory that configure loads. If the file does not exist, the memory "
+        "starts empty; if it does not fit the settings, configure fails. Empty always starts with an empty memory.")
+
+
+@dataclass(frozen=True)
+class IngestSettings:
+    """How frames get from the cameras to the memory."""
+
+    queue_frames: int = setting(
+        2, "Frames per camera that may wait for the memory. When the queue is full, the oldest frame is dropped and "
+        "counted (cause 'queue'). A longer queue absorbs bursts and delays the newest frame.", 1, 64)
+    depth: str = setting(
+        "refuse", "Depth images (16UC1, 32FC1): refuse drops them, grey renders them with near points bright, between "
+        "ingest.depth_near and ingest.depth_far.", choices=("refuse", "grey"))
+    depth_near: float = setting(0.3, "Depth in metres at and below which a pixel is white.", 0.0, 1e4)
+    depth_far: float = setting(
+        10.0, "Depth in metres at and beyond which a pixel is darkest; must be greater than ingest.depth_near.",
+        0.0, 1e4)
+
+
+@dataclass(frozen=True)
+class QuerySettings:
+    """Limits of questions."""
+
+    max_waiting: int = setting(
+        3, "Largest number of questions that wait or are being answered; a further question is rejected as 'busy' at "
+        "once.", 1, 64, change=Change.RUNNING)
+    timeout_s: float = setting(
+        60.0, "Longest time for an answer in seconds, including waiting, for queries that set no limit of their own. "
+        "Generation then stops at the next token and the query fails.", 0.01, 86400.0, change=Change.RUNNING)
+
+
+@dataclass(frozen=True)
+class FaultSettings:
+    """Reaction to errors inside the memory."""
+
+    action: str = setting(
+        "continue", "Reaction to an error inside the memory: continue drops the frame or fails the question and goes "
+        "on; deactivate leaves the active state after faults.limit errors, so that a supervisor can act.",
+        choices=("continue", "deactivate"), change=Change.RUNNING)
+    limit: int = setting(
+        5, "Consecutive errors after which faults.action deactivate takes effect.", 1, 1000, change=Change.RUNNING)
+
+
+@dataclass(frozen=True)
+class DiagnosticsSettings:
+    """Rate and thresholds of ~/stats and /diagnostics."""
+
+    period_s: float = setting(
+        1.0, "Time between two reports on ~/stats and /diagnostics, in seconds of the system clock, also when /clock "
+        "stands still.", 0.05, 60.0, change=Change.RUNNING)
+    no_image_s: float = setting(
+        5.0, "Time without an image, in seconds, after which a camera is reported as WARN with the topic it waits for; "
+        "after ten times as long it is STALE.", 0.1, 1e6, change=Change.RUNNING)
+    image_age_s: float = setting(
+        1.0, "Age of the newest frame by its header stamp, in seconds, above which WARN is reported.",
+        0.001, 1e6, change=Change.RUNNING)
+    drop_share: float = setting(
+        0.5, "Share of the recent frames lost for any cause but the frame gate, above which WARN is reported.",
+        0.0, 1.0, change=Change.RUNNING)
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Everything of the node beside its memory."""
+
+    cameras: tuple[str, ...] = setting(
+        ("camera",), "Names of the cameras, 1 to 8. Each has the parameters <camera>.topic, <camera>.transport and "
+        "<camera>.share; questions and evidence refer to cameras by these names.")
+    memory: MemoryFileSettings = field(default_factory=MemoryFileSettings)
+    ingest: IngestSettings = field(default_factory=IngestSettings)
+    query: QuerySettings = field(default_factory=QuerySettings)
+    faults: FaultSettings = field(default_factory=FaultSettings)
+    diagnostics: DiagnosticsSettings = field(default_factory=DiagnosticsSettings)
+    autostart: bool = setting(
+        True, "Configure and activate at start. If that fails, the node stays unconfigured and reports the reason in "
+        "/diagnostics.", change=Change.START)
