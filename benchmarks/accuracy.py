@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ros_kvstream.errors import BudgetError
-from ros_kvstream.evaluation.cell_run import answer_fields
 from ros_kvstream.evaluation.scoring import Exact
 from ros_kvstream.evaluation.summary import Line, share
 from ros_kvstream.memory.budget import MIB, plan_budget, smallest_budget
@@ -88,8 +87,9 @@ def ask_all(memory: VideoMemory, stream: Stream) -> list[Line]:
     return [
         {
             "episode": stream.name, "frames": len(stream.frames), "kind": question.when, "task": question.kind,
-            "expected": question.answer, "true_evidence": question.evidence, **answer_fields(answer),
-            "correct": Exact(question.answer).accepts(answer.text),
+            "expected": question.answer, "answer": answer.text, "correct": Exact(question.answer).accepts(answer.text),
+            "asked_at": answer.asked_at, "true_evidence": question.evidence,
+            "evidence": [{"stamp": frame.stamp, "ranks": frame.ranks} for frame in answer.evidence],
         }
         for question in stream.questions
         for answer in [memory.ask(question.text)]
@@ -153,8 +153,3 @@ def budget_for_slots(
             return False
 
     return bisect_left(range(plain >> 6), True, key=holds) / 1024  # 16 times the plain budget is ample
-
-
-def question_start(memory: VideoMemory, picture: Frame) -> int:
-    """First position of a question after a stream of pictures of this size."""
-    return memory.model.text_start(memory.positions.newest, max(memory.model.grid(*picture.shape[:2])))

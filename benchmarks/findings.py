@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ros_kvstream.commands.evaluate_plan import patrol_episodes
-from ros_kvstream.commands.evaluate_table import GridProgress
+from ros_kvstream.commands.evaluate import run_with_progress
 from ros_kvstream.errors import KvStreamError
-from ros_kvstream.evaluation.executors import Runner, run_local
-from ros_kvstream.evaluation.grid import Cell, Episode, Override, make_jobs
+from ros_kvstream.evaluation.episodes import Episode, patrol_episodes
+from ros_kvstream.evaluation.executors import Runner
+from ros_kvstream.evaluation.grid import Cell, Override, make_jobs
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.evaluation.report import versions
 from ros_kvstream.evaluation.report_plots import draw
@@ -36,7 +36,7 @@ from ros_kvstream.evaluation.summary import (
 )
 from ros_kvstream.memory.budget import MIB
 from ros_kvstream.memory.policies import policy_names
-from ros_kvstream.recordings.bag_frames import BagSource
+from ros_kvstream.recordings.bags import BagSource
 
 LENGTHS = {60.0: 4, 120.0: 3, 300.0: 2, 600.0: 1, 1200.0: 1}
 """Seconds of a patrol, and how many of them there are."""
@@ -113,10 +113,10 @@ class Measurement:
         jobs = make_jobs(cells, episodes)
         todo = [job for job in jobs if job.key not in self._folder.done]
         self._console.print(f"[bold]{title}[/]: {len(jobs)} runs, {len(jobs) - len(todo)} done before")
-        with GridProgress(self._console, todo) as progress:
-            for job, result in run_local(todo, self._runner, progress.frames):
-                self._folder.add(result)
-                progress.finished(job, result)
+        for result in run_with_progress(
+            self._console, todo, lambda observed: ((job, self._runner.run(job, observed)) for job in todo)
+        ):
+            self._folder.add(result)
         keys = [job.key for job in jobs]
         return tuple(summarise(self._folder.runs(keys), self._folder.lines(keys)))
 

@@ -25,7 +25,7 @@ from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGrou
 from ros_kvstream.msg import KvStats
 from ros_kvstream.node.images import Rgb, image_to_rgb
 from ros_kvstream.node.worker import THREAD_NAME
-from ros_kvstream.recordings.bag_frames import BagSource
+from ros_kvstream.recordings.bags import BagError, BagSource
 from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -48,7 +48,9 @@ class Recording:
 
     def __init__(self, path: Path, rate: float, most: int = 200) -> None:
         """Read at most ``most`` pictures of a bag; raises BagError where there are none."""
-        self._pictures = [frame.picture for frame in islice(BagSource(path).frames(lambda _: None), most)]
+        self._pictures = [frame.picture for frame in islice(BagSource(path).frames(), most)]
+        if not self._pictures:
+            raise BagError(f"bag = {str(path)!r}: holds no readable image")
         self._rate = rate
         self._sized: dict[tuple[int, int, int], Rgb] = {}
 
@@ -268,11 +270,10 @@ def frame_cost(
     memory = MemorySettings(budget_mib=budget_mib, **limits)
     stream = VideoMemory(StreamSettings(ModelSettings(path=model, device="cpu"), memory))
     meter, kept, seen = Meter(), 0, scene or Room(0)
-    meter.attach(stream.frame_filter, "decide", "gate")
+    meter.attach(stream.ingest.frame_filter, "decide", "gate")
     meter.attach(stream.model, "encode_grids", "vision tower")
     meter.attach(stream.model, "forward", "prefill")
-    meter.attach(stream.arena, "compact", "compaction")
-    meter.attach(stream.arena, "demote", "compaction")
+    meter.attach(stream.ingest, "make_room", "compaction")
     network: Any = stream.model
     network.image_processor = MeteredProcessor(network.image_processor, meter)
     convert, observe = meter.wrap("conversion", image_to_rgb), meter.wrap("the rest", stream.observe)

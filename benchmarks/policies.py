@@ -73,7 +73,7 @@ def run_trials(model: VideoLanguageModel, stream: Stream, trials: Sequence[Trial
     for trial in trials:
         memory = VideoMemory(trial.settings(encoded), cast(VideoLanguageModel, encoded))
         if trial.replacement is not None:
-            memory.policy = trial.replacement(memory.policy)
+            memory.ingest.policy = trial.replacement(memory.ingest.policy)
         observe_all(memory, stream)
         answers.append(ask_all(memory, stream))
         memory.close()

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks import figures_table, smollm2
-from benchmarks.accuracy import budget_for_slots, question_start
+from benchmarks.accuracy import budget_for_slots
 from ros_kvstream.memory.arena import Chunk
 from ros_kvstream.memory.budget import MIB
 from ros_kvstream.memory.policies import policy_names
@@ -89,10 +89,9 @@ def measure(
 ) -> dict[str, Any]:
     """Compare every policy at every share, and every precision, with the full cache."""
     memory = fill(model, pictures, scale)
-    start = question_start(memory, pictures[0])
     full_bytes = memory.arena.allocated_bytes
     answer = model.tokenize(ANSWER)[: scale.answer_tokens]
-    expected = logits_over(memory, start, answer)
+    expected = logits_over(memory, answer)
     console.print(f"full cache: {memory.arena.frame_slots_used} frame tokens, {len(answer)} tokens of an answer")
     report: dict[str, Any] = {
         "model": model.name,
@@ -100,8 +99,8 @@ def measure(
         "frame_tokens": memory.arena.frame_slots_used,
         "answer_tokens": len(answer),
         "bytes_per_token": model.shape.token_bytes,
-        "without_frames": agreement(expected, logits_over(memory, start, answer, hide_frames=True)),
-        "policies": measure_policies(memory, start, answer, expected, scale, console),
+        "without_frames": agreement(expected, logits_over(memory, answer, hide_frames=True)),
+        "policies": measure_policies(memory, answer, expected, scale, console),
         "precisions": {},
     }
     memory.close()
@@ -109,21 +108,21 @@ def measure(
         return report
     for name, (int8, int4) in PRECISIONS.items():
         mixed = fill(model, pictures, scale, QuantizedSettings("on", int8, int4))
-        figures = agreement(expected, logits_over(mixed, start, answer))
+        figures = agreement(expected, logits_over(mixed, answer))
         report["precisions"][name] = {**figures, "bytes_ratio": mixed.arena.allocated_bytes / full_bytes}
         console.print(f"{name}: {_line(figures)}")
         mixed.close()
     model.network.to(torch.bfloat16)
     model.shape = replace(model.shape, dtype=torch.bfloat16)
     halved = fill(model, pictures, scale)
-    figures = agreement(expected, logits_over(halved, start, answer))
+    figures = agreement(expected, logits_over(halved, answer))
     report["precisions"]["bfloat16"] = {**figures, "bytes_ratio": halved.arena.allocated_bytes / full_bytes}
     console.print(f"bfloat16, weights too: {_line(figures)}")
     return report
 
 
 def measure_policies(
-    full: VideoMemory, start: int, answer: Sequence[int], expected: Tensor, scale: Scale, console: Console
+    full: VideoMemory, answer: Sequence[int], expected: Tensor, scale: Scale, console: Console
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Each policy cuts the same full cache once to each share."""
     slots, budget = full.arena.frame_slots_used, full.stats().budget_bytes / MIB
@@ -139,7 +138,7 @@ def measure_policies(
                 full.set_budget(budget)
                 full.load(saved)
                 full.set_budget(budget_for_slots(full.model, int(slots * share), text))
-                figures = agreement(expected, logits_over(full, start, answer))
+                figures = agreement(expected, logits_over(full, answer))
                 found[name][f"{share:g}"] = {**figures, "kept": full.arena.frame_slots_used / slots}
                 console.print(f"{name} {share:g}: {_line(figures)}")
     return found
@@ -166,18 +165,18 @@ def fill(
     stream = VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), quantized=quantized), model)
     for index, picture in enumerate(pictures):
         stream.observe(picture, 1.0 + index)
-    stream.ask(QUESTION, max_new_tokens=1)  # prefills the pending block
+    stream.flush()
     return stream
 
 
-def logits_over(memory: VideoMemory, start: int, answer: Sequence[int], *, hide_frames: bool = False) -> Tensor:
+def logits_over(memory: VideoMemory, answer: Sequence[int], *, hide_frames: bool = False) -> Tensor:
     """Logits of each step when the answer is given token by token, float32 [tokens, vocabulary].
 
-    The memory is unchanged afterwards. :param start: first position of the question.
+    The memory is unchanged afterwards.
     """
     model, arena = memory.model, memory.arena
     visible = arena.visible([]) if hide_frames else None
-    position, mark, ids, steps = start, arena.mark(), model.suffix_ids(QUESTION), []
+    position, mark, ids, steps = memory.ingest.text_start, arena.mark(), model.suffix_ids(QUESTION), []
     for token in answer:
         positions = model.text_positions(position, len(ids))
         arena.begin(Chunk.of_text(positions), frames=False)

@@ -29,7 +29,6 @@ from benchmarks.accuracy import (
     load,
     mixed_streams,
     observe_all,
-    question_start,
 )
 from ros_kvstream.evaluation.summary import Line, age
 from ros_kvstream.memory.archive.plan import ArchivePlan, ArchiveShape
@@ -38,11 +37,11 @@ from ros_kvstream.memory.archive.table import FrameTable
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import PatrolFrame, PatrolSettings, PatrolWorld
 from ros_kvstream.patrol.questions import Question
-from ros_kvstream.retrieval.context import ContextBuilder
+from ros_kvstream.retrieval.context import search_queries
 from ros_kvstream.retrieval.external import external_scores
 from ros_kvstream.retrieval.fusion import Expert, fuse
 from ros_kvstream.retrieval.internal import internal_scores
-from ros_kvstream.retrieval.retriever import Retriever
+from ros_kvstream.retrieval.ranking import expert_scores
 from ros_kvstream.settings import ArchiveSettings, GateSettings, MemorySettings, RetrievalSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -212,21 +211,22 @@ def _scene_bias(
     question = stream.questions[0].text
     memory = make_memory(model, stream, retrieval, 64.0, precision="fp16", keep_ratio=1.0)
     observe_all(memory, stream)
-    memory.ask(question, max_new_tokens=1)  # prefills the pending block and embeds the pending pictures
+    memory.flush()
     part = memory.archive_retrieval
     assert part is not None and part.archive is not None
+    part.embed_pending()
     table = part.archive.table
     others = table.frames["live"] & (table.frames["frame_id"] != needle) & (table.frames["frame_id"] < frames)
     by_time = np.flatnonzero(others)[np.argsort(table.frames["stamp"][others], kind="stable")]
-    builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, part)
-    ids, start = model.suffix_ids(question), question_start(memory, stream.frames[0].picture)
-    experts = Retriever(part.archive, retrieval, part.encoder).experts(question, builder.queries(ids, start))
+    ids, start = model.suffix_ids(question), memory.ingest.text_start
+    queries = search_queries(memory.ingest, part, ids, start)
+    experts = expert_scores(part.archive, retrieval, part.encoder, question, queries)
     rho = {name: spearman(expert.scores[by_time].astype(np.float64)) for name, expert in experts.items()}
     fused = {frame.slot: frame.fused for frame in fuse(experts, others, table.frames, k=60, depth=1 << 20)}
     rho["fused"] = spearman(np.array([fused[int(slot)] for slot in by_time]))
     plain = replace(retrieval, query="mean", patch_pooling="mean", head_pooling="mean")
     part.settings = plain
-    mean_key = internal_scores(part.archive, builder.queries(ids, start), plain, plain=True).numpy()
+    mean_key = internal_scores(part.archive, search_queries(memory.ingest, part, ids, start), plain, plain=True).numpy()
     rho["mean_key"] = spearman(mean_key[by_time].astype(np.float64))
     memory.close()
     return rho

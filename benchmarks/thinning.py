@@ -34,7 +34,6 @@ from benchmarks.accuracy import (
     load,
     make_stream,
     observe_and_ask,
-    question_start,
 )
 from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.memory.arena import Arena, Chunk
@@ -44,7 +43,7 @@ from ros_kvstream.memory.quantized.packing import dequantize_into, quantize
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
-from ros_kvstream.recordings.bag_frames import BagSource
+from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.settings import GateSettings, MemorySettings, QuantizedSettings, SaliencySettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 from ros_kvstream.vision.frame_gate import FrameGate
@@ -137,7 +136,7 @@ def patrol_frames(frames: int, seeds: Sequence[int], size: int = 56) -> Iterator
 
 def bag_frames(path: Path, most: int = 0) -> Iterator[Stamped]:
     """Frames of a recording, the first ``most`` (0: all)."""
-    for frame in islice(BagSource(path).frames(lambda _: None), most or None):
+    for frame in islice(BagSource(path).frames(), most or None):
         yield frame.picture, frame.stamp
 
 
@@ -282,16 +281,12 @@ def attention_errors(layers: Sequence[LayerStates], group: int = 64) -> dict[str
 
 
 @torch.inference_mode()
-def memory_states(memory: VideoMemory, question: str, picture: NDArray[np.uint8]) -> list[LayerStates]:
-    """States of a memory's frames and of a question about them, all layers; the memory is unchanged.
-
-    :param picture: any of its frames, for the size.
-    """
+def memory_states(memory: VideoMemory, question: str) -> list[LayerStates]:
+    """States of a memory's frames and of a question about them, all layers; the memory is unchanged."""
     model = memory.model
     with model.capture_queries(range(model.shape.layers)) as captured:
         memory.ask(question, max_new_tokens=1)
-    start = question_start(memory, picture)
-    at = model.text_positions(start, captured[0].shape[1])
+    at = model.text_positions(memory.ingest.text_start, captured[0].shape[1])
     return [_layer_states(model, memory.arena, layer, captured[layer], at) for layer in range(model.shape.layers)]
 
 
@@ -325,7 +320,7 @@ def attention_error_by_model(model: VideoLanguageModel, weights: Path, report: C
     world = PatrolWorld(PatrolSettings(seed=_SEED, frames=64))
     for frame in world:
         memory.observe(frame.picture, frame.stamp)
-    errors = {"tiny": attention_errors(memory_states(memory, world.questions(1)[0].text, world.picture(0)))}
+    errors = {"tiny": attention_errors(memory_states(memory, world.questions(1)[0].text))}
     memory.close()
     if next(weights.rglob("*.gguf"), None) is None:
         report(f"SmolLM2 is left out: no weights in {weights} (`kvstream benchmark real_scale` fetches them)")

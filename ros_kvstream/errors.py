@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package's own errors: each names the value, the limit and the remedy in its message."""
 
 from __future__ import annotations
@@ -8,36 +9,36 @@ class KvStreamError(Exception):
 
 
 class SettingsError(KvStreamError, ValueError):
-    """A setting has a value that cannot work; raised when the settings are made."""
+    """A setting has an invalid value."""
 
 
 class BudgetError(KvStreamError):
-    """The byte budget is too small for what was asked, or an allocation failed."""
+    """The byte budget is too small, or an allocation failed."""
 
 
 class CapacityError(KvStreamError):
-    """An append would pass the planned slots; the memory is unchanged when this is raised."""
+    """An append would exceed the planned slots; the memory is unchanged."""
 
 
 class ModelError(KvStreamError):
-    """A model cannot be found, is of a family that is not supported, or lacks a file."""
+    """A model cannot be found, belongs to an unsupported family, or lacks a file."""
 
 
 class FrameError(KvStreamError, ValueError):
-    """A frame has a shape, type or stamp that the memory cannot take; the frame was not stored."""
+    """A frame has an unusable shape, type or stamp; the frame was not stored."""
 
 
 class QuestionError(KvStreamError, ValueError):
-    """A question or one of its limits is not acceptable; nothing was changed."""
+    """A question or one of its limits is invalid; the memory is unchanged."""
 
 
 class QuestionCancelled(KvStreamError):
-    """Answering was stopped by its caller or by its time limit; the memory was rolled back."""
+    """The caller or a time limit stopped the answer; the memory was rolled back."""
 
 
 class MemoryFileError(KvStreamError):
-    """A saved memory cannot be written, or is missing, torn, foreign, newer or of other settings; nothing changed."""
+    """A memory file cannot be written, or is missing, damaged, of another version, model or other settings."""
 
 
 class ArchiveError(KvStreamError):
-    """The archive's folder or file cannot be used: other settings, another process, a damaged header."""
+    """The archive's folder or file cannot be used: other settings, in use by another process, or damaged."""

@@ -1,9 +1,44 @@
-"""What the memory reports: plain records without torch or ROS, shared by the stream, the node and the tools."""
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into a memory and what comes out: plain records without torch or ROS."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+
+def frame_matches(is_camera: Any, stamp: Any, stamp_end: Any, since: float, until: float) -> Any:
+    """Whether frames pass the filters of a question; the one rule for frames in the arena and in the archive.
+
+    :param is_camera: whether the frame's camera is asked for; :param stamp, stamp_end: the frame's time span, seconds.
+        All three are scalars, or arrays with one entry per frame.
+    :param since, until: time span that the frame's span must overlap, seconds; 0 = unbounded.
+    :returns: bool, or bool [frames].
+    """
+    return is_camera & ((since <= 0) | (stamp_end >= since)) & ((until <= 0) | (stamp <= until))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that has been checked."""
+
+    text: str
+    ids: tuple[int, ...]
+    """Tokens from the end of the frames to the beginning of the answer."""
+    camera: str
+    """Only frames of this camera; '' = all."""
+    since: float
+    """Only frames that end at or after this stamp, seconds; 0 = unbounded."""
+    until: float
+    """Only frames that begin at or before this stamp, seconds; 0 = unbounded."""
+    max_tokens: int
+    """Most answer tokens."""
+
+    @property
+    def filtered(self) -> bool:
+        """Whether only some of the frames may be used."""
+        return bool(self.camera or self.since or self.until)
 
 
 @dataclass(frozen=True)
@@ -15,13 +50,13 @@ class FrameEvidence:
     stamp: float
     """Seconds of the frame's header stamp."""
     stamp_end: float
-    """Seconds of the last redundant frame that this one stands for (equal to ``stamp`` when there is none)."""
+    """Stamp of the last redundant frame merged into this one, seconds; equal to ``stamp`` when there is none."""
     camera: str
     """Name of the camera."""
     score: float
-    """Fused score, or the share of the answer's attention where no expert ranked the frame; higher is better."""
+    """Fused score, or share of the question's attention where no expert ranked the frame; higher is better."""
     kept_share: float = 1.0
-    """Share of the frame's slots that are still in the arena, averaged over layers and KV heads, 0 - 1."""
+    """Share of the frame's tokens in the context, averaged over layers and KV heads, 0 - 1."""
     ranks: dict[str, int] = field(default_factory=dict)
     """Rank per retrieval expert, 1 is best; empty where no expert ran."""
     scores: dict[str, float] = field(default_factory=dict)
@@ -30,14 +65,14 @@ class FrameEvidence:
 
 @dataclass(frozen=True)
 class LatencyBreakdown:
-    """Where the time of one answer went, in milliseconds of a monotonic clock."""
+    """Duration of each stage of one answer, in milliseconds of a monotonic clock."""
 
     queue_ms: float = 0.0
-    """Waiting for the worker before anything was done; filled in by the caller that queues."""
+    """Waiting in the worker's queue; set by the caller that owns the queue."""
     flush_ms: float = 0.0
-    """Prefilling frames of a half-filled block, so that "now" is really now."""
+    """Prefilling the frames of a partly filled block, so that the newest frame is included."""
     retrieval_ms: float = 0.0
-    """Ranking the archive and bringing frames back."""
+    """Ranking the archive and writing retrieved frames into the context."""
     prefill_ms: float = 0.0
     """Prefilling the question."""
     first_token_ms: float = 0.0
@@ -52,7 +87,7 @@ class LatencyBreakdown:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """The memory's own figures; every byte count is of live tensors, not of an estimate."""
+    """Metrics of a memory; every byte count is read from live tensors."""
 
     budget_bytes: int = 0
     """The cap: ``memory.budget_mib`` in bytes."""
@@ -67,7 +102,7 @@ class MemoryStats:
     slots_used: int = 0
     """Slots per layer and KV head in use now."""
     frames_seen: int = 0
-    """Frames given to the memory: kept + gated."""
+    """Frames given to this memory object: kept + gated. The frame counters are not reset by clear or load."""
     frames_kept: int = 0
     """Frames prefilled."""
     frames_gated: int = 0
@@ -79,9 +114,9 @@ class MemoryStats:
     newest_stamp: float = 0.0
     """Stamp of the newest frame, seconds; 0 when empty."""
     compactions: int = 0
-    """How often the policy made room."""
+    """Number of compactions."""
     rebases: int = 0
-    """How often positions were re-based."""
+    """Number of times the positions were re-based."""
     questions: int = 0
     """Questions answered."""
     archive_budget_bytes: int = 0
@@ -91,11 +126,11 @@ class MemoryStats:
     archive_frames: int = 0
     """Frames that the archive holds."""
     archive_problem: str = ""
-    """Why frames do not reach the archive, and what helps; empty while all is well."""
+    """Why frames do not reach the archive, with a remedy; empty without a problem."""
     camera_slots: Mapping[str, int] = field(default_factory=dict)
     """Slots per layer and KV head in use now, by camera."""
     device_bytes: int = 0
-    """Memory that the model and the arena hold on the GPU; 0 without one."""
+    """GPU memory reserved by torch, model included; 0 on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +150,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Observation:
-    """What became of one frame given to ``observe``."""
+    """Result of ``observe`` for one frame."""
 
     frame_id: int
-    """Running number, also of the frame that a gated one was folded into."""
+    """Running number; for a gated frame, that of the frame it was merged into."""
     kept: bool
     """False when the frame gate found it redundant."""
     tokens: int
-    """Visual tokens prefilled or waiting in the block."""
+    """Visual tokens prefilled, or waiting in the block."""
     vision_ms: float = 0.0
     prefill_ms: float = 0.0
     compaction_ms: float = 0.0

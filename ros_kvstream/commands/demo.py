@@ -184,7 +184,7 @@ def run_demo(settings: DemoSettings, console: Console) -> dict[str, Any]:
 def open_recording(settings: DemoSettings, console: Console) -> Recording:
     """The given recording, or the patrol, written first."""
     if settings.bag is not None:
-        topic = find_image_topic(settings.bag, settings.topic)
+        topic = find_image_topic(settings.bag, settings.topic, lambda note: console.print(f"[yellow]{note}[/]"))
         share = min(1.0, settings.seconds / topic.seconds) if settings.seconds and topic.seconds else 1.0
         period = topic.seconds / max(1, topic.frames - 1)
         return Recording(settings.bag, topic, max(1, int(share * topic.frames)), settings.seconds, period)

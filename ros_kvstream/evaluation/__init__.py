@@ -1,1 +1,2 @@
-"""Recordings, question sets, scores and reports."""
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation of memories: question sets, runs, scoring, results and reports."""

@@ -1,4 +1,5 @@
-"""The cells of an evaluation: every model x policy x budget x archive, and the settings of each."""
+# SPDX-License-Identifier: Apache-2.0
+"""The grid of an evaluation: every model x policy x budget x archive, and the jobs that run it on the episodes."""
 
 from __future__ import annotations
 
@@ -9,16 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.evaluation.question_files import EvaluationQuestion
+from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.settings import ModelSettings, StreamSettings, require, require_finite
 
-if TYPE_CHECKING:
-    from ros_kvstream.recordings.frame_sources import FrameSource
-
-TINY_FOLDER = Path(__file__).parents[1] / "models" / "tiny"
 Override = tuple[str, Any]
 """(dotted name of a setting, value), such as ("memory.keep_ratio", 0.5)."""
 
@@ -30,11 +27,11 @@ class Cell:
     model: str = "tiny"
     policy: str = "infinipot_v"
     budget_mib: float = 0.0
-    """Cap of the arena; 0 where ``budget_share`` says it."""
+    """Budget of the arena; 0: ``budget_share`` applies."""
     budget_share: float = 0.0
-    """Cap as a share of what the full cache of the whole stream takes, 0 - 1; room for the text comes on top."""
+    """Budget as a share of the full cache of the whole stream, 0 - 1; prompt, question and answer come on top."""
     archive_mib: float = 0.0
-    """Cap of the archive; 0: none."""
+    """Budget of the archive; 0: none."""
     overrides: tuple[Override, ...] = ()
     """Other settings than the defaults, the same in every cell of a grid."""
 
@@ -50,52 +47,51 @@ class Cell:
 
     @property
     def budget(self) -> str:
-        """The budget for people."""
+        """The budget as text."""
         return f"{self.budget_mib:g} MiB" if self.budget_mib else f"{100 * self.budget_share:g} %"
 
     @property
     def label(self) -> str:
-        """The cell for people, without its model."""
+        """The cell as text, without its model."""
         archive = f" + archive {self.archive_mib:g} MiB" if self.archive_mib else ""
         return f"{self.policy} {self.budget}{archive}"
 
     def data(self) -> dict[str, Any]:
-        """As plain data, for results."""
-        return {**dataclasses.asdict(self), "overrides": {name: value for name, value in self.overrides}}
+        """Plain data for results; :func:`read_cell` makes an equal cell of it."""
+        return {**dataclasses.asdict(self), "overrides": dict(self.overrides)}
 
     def settings(self, budget_mib: float) -> StreamSettings:
         """Settings of this cell's stream.
 
-        :param budget_mib: the cap in MiB, also where the cell has it as a share.
+        :param budget_mib: the budget in MiB, also where the cell has it as a share.
         """
-        base = StreamSettings(model=ModelSettings(path=self.model))
         chosen = [("memory.policy", self.policy), ("memory.budget_mib", budget_mib)]
         chosen += [("archive.budget_mib", self.archive_mib)]
-        return override(base, [*chosen, *self.overrides])
+        return override(StreamSettings(model=ModelSettings(path=self.model)), [*chosen, *self.overrides])
 
 
 def read_cell(data: Mapping[str, Any]) -> Cell:
-    """A cell from what :meth:`Cell.data` wrote."""
+    """Return the cell that :meth:`Cell.data` wrote."""
     return Cell(**{**data, "overrides": tuple(sorted(data.get("overrides", {}).items()))})
 
 
 def override(settings: StreamSettings, values: Sequence[Override]) -> StreamSettings:
-    """Settings with some values replaced; all of them are checked together, the order does not matter.
+    """Return settings with some values replaced; all of them are checked together, in any order.
 
-    :raises SettingsError: for an unknown name, or a value that cannot work.
+    :raises SettingsError: for an unknown name, or a value that is not allowed.
     """
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values:
         group, _, key = name.partition(".")
         known = getattr(settings, group, None)
         if not dataclasses.is_dataclass(known) or key not in {item.name for item in dataclasses.fields(known)}:
-            raise SettingsError(f"--set {name}: there is no such setting; a name is such as memory.keep_ratio")
+            raise SettingsError(f"--set {name}: no such setting; a name looks like memory.keep_ratio")
         now = getattr(known, key)
         if isinstance(now, tuple) and isinstance(value, list):
             value = tuple(value)
         fits = isinstance(value, type(now)) or (isinstance(now, float) and isinstance(value, int))
         if not fits or isinstance(value, bool) != isinstance(now, bool):
-            raise SettingsError(f"--set {name} = {value!r}: must be of the kind of {now!r}")
+            raise SettingsError(f"--set {name} = {value!r}: must be of the type of {now!r}")
         groups.setdefault(group, {})[key] = value
     made = {group: dataclasses.replace(getattr(settings, group), **items) for group, items in groups.items()}
     return dataclasses.replace(settings, **made)
@@ -110,53 +106,31 @@ def make_grid(
     shares: Sequence[float] = (),
     overrides: Sequence[Override] = (),
 ) -> list[Cell]:
-    """Every combination, in the order given: models outermost, so that each is loaded once.
+    """Return every combination in the order given, with models outermost so that each is loaded once.
 
     :param shares: budgets as shares of the full cache instead of ``budgets_mib``.
     """
     require(not (budgets_mib and shares), "--budget-share", list(shares), "given without --budget-mib")
     budgets = [(mib, 0.0) for mib in budgets_mib] or [(0.0, share) for share in shares]
-    combinations = itertools.product(models, archives_mib, policies, budgets)
     cells = [
         Cell(model, policy, mib, share, archive, tuple(sorted(overrides)))
-        for model, archive, policy, (mib, share) in combinations
+        for model, archive, policy, (mib, share) in itertools.product(models, archives_mib, policies, budgets)
     ]
     for cell in cells:
-        cell.settings(cell.budget_mib or 1.0)  # refuses what cannot work before anything is run
+        cell.settings(cell.budget_mib or 1.0)  # rejects bad settings before anything runs
     return list(dict.fromkeys(cells))
 
 
 @dataclass(frozen=True)
-class Episode:
-    """One stream and what is asked about it."""
-
-    source: FrameSource
-    questions: tuple[EvaluationQuestion, ...]
-
-    @property
-    def name(self) -> str:
-        """Name in results."""
-        return self.source.name
-
-    def data(self) -> dict[str, Any]:
-        """As plain data: equal data, equal stream and questions."""
-        asked = [
-            {**dataclasses.asdict(question), "expected": question.expected.data(), "at": repr(question.at)}
-            for question in self.questions
-        ]
-        return {"name": self.name, "source": self.source.data(), "questions": asked}
-
-
-@dataclass(frozen=True)
 class Job:
-    """One cell run on one episode: the unit of work, of resuming, and of spreading."""
+    """One cell on one episode: the unit of running, resuming and distributing."""
 
     cell: Cell
     episode: Episode
     weights: str = ""
-    """Digest of the model's weights, where they are files here."""
+    """Digest of the model's weights, where they are local files."""
     manner: str = ""
-    """How it is run where that may change answers; empty: in code."""
+    """How it runs where that can change answers; empty: in code."""
     key: str = field(init=False, default="")
     """Digest of all that decides the results; names the run in the result files."""
 
@@ -167,7 +141,7 @@ class Job:
 
 
 def make_jobs(cells: Sequence[Cell], episodes: Sequence[Episode], manner: str = "") -> list[Job]:
-    """Every cell on every episode: model by model, and all cells of an episode together, so that it is decoded once."""
+    """Return every cell on every episode, by model and then by episode, so that each episode is decoded once."""
     weights = {cell.model: weights_digest(cell.model) for cell in cells}
     return [
         Job(cell, episode, weights[model], manner)
@@ -176,11 +150,13 @@ def make_jobs(cells: Sequence[Cell], episodes: Sequence[Episode], manner: str = 
 
 
 DESCRIPTIONS = ("README.md", "figures.json", "training.json")
-"""Files beside a model's weights that change no answer."""
+"""Files beside a model's weights that do not change answers."""
 
 
 def weights_digest(model: str) -> str:
     """Digest of a local model's files by name, size and time of change; empty for a hub id."""
+    from ros_kvstream.models.loading import TINY_FOLDER
+
     folder = TINY_FOLDER if model == "tiny" else Path(model).expanduser()
     if not folder.is_dir():
         return ""

@@ -1,32 +1,32 @@
-"""One self-contained HTML file about an evaluation: plots, tables, and every question with its pictures and answers."""
+# SPDX-License-Identifier: Apache-2.0
+"""Report of an evaluation, one self-contained HTML file: plots, tables, and every question with frames and answers."""
 
 from __future__ import annotations
 
 import base64
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
 
 from ros_kvstream.errors import KvStreamError
 from ros_kvstream.evaluation.datasets import find_benchmark
-from ros_kvstream.evaluation.grid import Episode
+from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.report_plots import draw
 from ros_kvstream.evaluation.scoring import read_expectation
 from ros_kvstream.evaluation.summary import CellSummary, Line, share
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MOST_QUESTIONS = 300
-"""Questions shown one by one; results.jsonl has them all."""
+"""Questions that are shown one by one; results.jsonl has them all."""
 TRUE_PICTURES, SEEN_PICTURES = 2, 3
 """Pictures of a question: of the true evidence, and of the frames that the best memory looked at."""
 NEAR_SECONDS = 0.5
-"""A picture stands for a stamp of the evidence when it is this close."""
+"""A frame shows a moment when it is this close."""
 THUMBNAIL_WIDTH, JPEG_QUALITY = 132, 72
 PACKAGES = ("ros_kvstream", "torch", "transformers", "numpy")
 CAPTIONS = {
@@ -36,10 +36,12 @@ CAPTIONS = {
     "recall": ("Was the evidence looked at?",
                "Share of the questions about before with a frame of the true evidence among those looked at."),
     "latency": ("Latency against length", "All budgets of a policy together; medians over equal numbers of points."),
-    "memory": ("Memory over time", "Arena and archive together over the longest stream; dotted: the cap."),
+    "memory": ("Memory over time", "Arena and archive together over the longest stream; dotted: the budget."),
 }  # fmt: skip
 Moment = tuple[str, str, float]
 """(stream, camera or "" for any, header stamp)."""
+TableRow = tuple[str, int, list[float | None]]
+"""(name, number of questions, value per cell that ran)."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +53,18 @@ class Thumbnail:
     camera: str
     jpeg: str
     """Base64."""
-
-    @property
-    def ratio(self) -> float:
-        """Width over height."""
-        picture: Any = cv2.imdecode(np.frombuffer(base64.b64decode(self.jpeg), np.uint8), cv2.IMREAD_GRAYSCALE)
-        return float(picture.shape[1] / picture.shape[0])
+    ratio: float
+    """Width over height."""
 
 
 def write_report(
     summaries: Sequence[CellSummary], episodes: Sequence[Episode], folder: Path, thumbnails: int = 200,
     benchmark: str = "",
 ) -> Path:  # fmt: skip
-    """Write report.html and plots/*.png; returns the path of the first.
+    """Write report.html and plots/*.png; returns the path of the former.
 
-    :param thumbnails: pictures in the report, at most; the recordings are read once more for them.
-    :param benchmark: whose paper's scores are shown.
+    :param thumbnails: maximum number of pictures; the recordings are read once more for them.
+    :param benchmark: name of the benchmark whose scores are shown.
     """
     import jinja2
 
@@ -102,14 +100,14 @@ def write_report(
 
 
 def best_cell(summaries: Sequence[CellSummary]) -> CellSummary | None:
-    """The memory with the most right answers; of equal ones that with the fewest bytes."""
+    """The memory with the highest accuracy; of equal ones that with the fewest bytes."""
     ranked = [(accuracy.value, -summary.budget_bytes(), -index, summary)
               for index, summary in enumerate(summaries) if (accuracy := summary.accuracy())]  # fmt: skip
     return max(ranked, key=lambda entry: entry[:3])[3] if ranked else None
 
 
 def question_cards(summaries: Sequence[CellSummary], best: CellSummary | None) -> list[dict[str, Any]]:
-    """Every question once, with the answers of all cells, those of equal text together."""
+    """Every question once, with the answers of all cells, equal ones together."""
     cards: dict[tuple[str, str], dict[str, Any]] = {}
     for summary in summaries:
         for line in summary.lines:
@@ -141,47 +139,41 @@ def _card(line: Line) -> dict[str, Any]:
 def collect_pictures(
     questions: Sequence[Mapping[str, Any]], episodes: Sequence[Episode], most: int
 ) -> dict[Moment, Thumbnail]:
-    """Pictures of the moments that the first questions name; a moment without a frame near it has none."""
-    wanted: dict[str, list[Moment]] = {}
-    count = 0
-    for card in questions[:MOST_QUESTIONS]:
-        for moment in (*card["true"], *card["seen"]):
-            known = wanted.setdefault(moment[0], [])
-            if moment not in known and count < most:
-                known.append(moment)
-                count += 1
+    """Pictures of the moments of the first questions; a moment without a frame near it has none."""
+    moments = dict.fromkeys(moment for card in questions[:MOST_QUESTIONS] for moment in (*card["true"], *card["seen"]))
+    wanted = list(moments)[:most]
     found: dict[Moment, Thumbnail] = {}
     numbers: dict[Moment, Thumbnail] = {}
     for episode in episodes:
-        for moment, frame in _nearest(episode, wanted.get(episode.name, ())):
-            exact = (episode.name, frame[0], frame[1])
-            if exact not in numbers:
-                numbers[exact] = Thumbnail(len(numbers), frame[1], frame[0], frame[2])
-            found[moment] = numbers[exact]
+        own = [moment for moment in wanted if moment[0] == episode.name]
+        for moment, (exact, jpeg, ratio) in _nearest(episode, own).items():
+            picture = Thumbnail(len(numbers), exact[2], exact[1], jpeg, ratio)
+            found[moment] = numbers.setdefault(exact, picture)
     return found
 
 
-def _nearest(episode: Episode, moments: Sequence[Moment]) -> Iterator[tuple[Moment, tuple[str, float, str]]]:
-    """(camera, stamp, JPEG) of the frame nearest to each moment; one pass over the stream."""
+def _nearest(episode: Episode, moments: Sequence[Moment]) -> dict[Moment, tuple[Moment, str, float]]:
+    """(exact moment, JPEG, ratio) of the frame nearest to each moment; one pass over the stream."""
     if not moments:
-        return
-    best: dict[Moment, tuple[float, str, float, str]] = {}
+        return {}
+    distances = dict.fromkeys(moments, NEAR_SECONDS)
+    best: dict[Moment, tuple[Moment, str, float]] = {}
     try:
         for frame in episode.source.frames(lambda _: None):
-            jpeg = ""
-            for moment in moments:
-                away = abs(frame.stamp - moment[2])
-                if away <= min(NEAR_SECONDS, best.get(moment, (NEAR_SECONDS,))[0]) and moment[1] in ("", frame.camera):
-                    jpeg = jpeg or thumbnail(frame.picture)
-                    best[moment] = (away, frame.camera, frame.stamp, jpeg)
-    except (KvStreamError, OSError):  # the recording is gone: the report does without its pictures
-        return
-    for moment, (_, camera, stamp, jpeg) in best.items():
-        yield moment, (camera, stamp, jpeg)
+            near = [moment for moment in moments if moment[1] in ("", frame.camera)
+                    and abs(frame.stamp - moment[2]) <= distances[moment]]  # fmt: skip
+            if near:
+                exact = (episode.name, frame.camera, frame.stamp)
+                found = (exact, thumbnail(frame.picture), frame.picture.shape[1] / frame.picture.shape[0])
+                distances |= {moment: abs(frame.stamp - moment[2]) for moment in near}
+                best |= dict.fromkeys(near, found)
+    except (KvStreamError, OSError):  # the recording is gone: the report has no pictures of it
+        return {}
+    return best
 
 
 def thumbnail(picture: Any) -> str:
-    """A small JPEG of a picture (RGB [height, width, 3]), as base64."""
+    """A small JPEG of a frame (RGB [height, width, 3]), as base64."""
     height, width = picture.shape[:2]
     scale = THUMBNAIL_WIDTH / width
     size = (THUMBNAIL_WIDTH, max(1, round(height * scale)))
@@ -190,31 +182,34 @@ def thumbnail(picture: Any) -> str:
     return base64.b64encode(data.tobytes()).decode()
 
 
-def task_table(summaries: Sequence[CellSummary]) -> list[tuple[str, int, list[float | None]]]:
-    """(task, questions, share of right ones per cell that ran); empty where the questions name no tasks."""
+def task_table(summaries: Sequence[CellSummary]) -> list[TableRow]:
+    """Share of right answers by task; empty where the questions name no tasks."""
     tasks = sorted({line["task"] for summary in summaries for line in summary.lines if line["task"]})
-    rows = []
-    for task in tasks:
-        ran = [summary for summary in summaries if summary.lines]
-        found = [share(line for line in summary.lines if line["task"] == task) for summary in ran]
-        rows.append((task, max((part.count for part in found if part), default=0),
-                     [part.value if part else None for part in found]))  # fmt: skip
-    return rows
+    columns = []
+    for summary in summaries:
+        if summary.lines:
+            parts = {task: share(line for line in summary.lines if line["task"] == task) for task in tasks}
+            columns.append({task: (part.value, part.count) for task, part in parts.items() if part})
+    return _rows(tasks, columns)
 
 
-def score_table(summaries: Sequence[CellSummary], benchmark: str) -> list[tuple[str, int, list[float | None]]]:
-    """(score, questions, value per cell that ran) as a benchmark's paper reports them."""
+def score_table(summaries: Sequence[CellSummary], benchmark: str) -> list[TableRow]:
+    """Scores as a benchmark's paper reports them."""
     score = find_benchmark(benchmark).score
-    found = [{entry.name: entry for entry in score(summary.lines)} for summary in summaries if summary.lines]
-    names = dict.fromkeys(name for scores in found for name in scores)
+    columns = [{entry.name: (entry.value, entry.count) for entry in score(summary.lines)}
+               for summary in summaries if summary.lines]  # fmt: skip
+    return _rows(list(dict.fromkeys(name for column in columns for name in column)), columns)
+
+
+def _rows(names: Sequence[str], columns: Sequence[Mapping[str, tuple[float, int]]]) -> list[TableRow]:
     return [
-        (name, max(scores[name].count for scores in found if name in scores),
-         [scores[name].value if name in scores else None for scores in found]) for name in names
+        (name, max((column[name][1] for column in columns if name in column), default=0),
+         [column[name][0] if name in column else None for column in columns]) for name in names
     ]  # fmt: skip
 
 
 def versions() -> dict[str, str]:
-    """What the figures were made with."""
+    """Versions of Python, this package and the packages that matter to the results."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for package in PACKAGES:
         try:

@@ -1,4 +1,5 @@
-"""Results of an evaluation on disk: one JSON line a question and one a run; an interrupted evaluation goes on."""
+# SPDX-License-Identifier: Apache-2.0
+"""Results of an evaluation on disk, one JSON line per question and per run, from which it resumes."""
 
 from __future__ import annotations
 
@@ -17,24 +18,23 @@ RUNS_FILE = "runs.jsonl"
 
 
 class ResultsFolder:
-    """A folder with results.jsonl (questions) and runs.jsonl (finished runs). One process writes at a time."""
+    """Folder with results.jsonl (questions) and runs.jsonl (finished runs). One process writes at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder; take out what an interrupted run left behind."""
+        """Create the folder and remove the lines of interrupted runs."""
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._runs = {run["run"]: run for run in _read(folder / RUNS_FILE)}
-            lines = _read(folder / QUESTIONS_FILE)
-            whole = [line for line in lines if line["run"] in self._runs]
+            finished = [line for line in _read(folder / QUESTIONS_FILE) if line["run"] in self._runs]
             _replace(folder / RUNS_FILE, self._runs.values())
-            _replace(folder / QUESTIONS_FILE, whole)
+            _replace(folder / QUESTIONS_FILE, finished)
         except OSError as error:
             raise KvStreamError(f"--output {folder}: {error.strerror or error}") from error
 
     @property
     def done(self) -> frozenset[str]:
-        """Keys of the runs that are finished."""
+        """Keys of the finished runs."""
         return frozenset(self._runs)
 
     def add(self, result: RunResult) -> None:
@@ -48,21 +48,21 @@ class ResultsFolder:
         return [self._runs[key] for key in keys if key in self._runs]
 
     def lines(self, keys: Iterable[str]) -> list[dict[str, Any]]:
-        """Questions of these runs, scored again, in the order of the runs."""
+        """Question lines of these runs, scored again, in the order of the runs."""
         order = {key: index for index, key in enumerate(keys)}
         found = [line for line in _read(self.folder / QUESTIONS_FILE) if line["run"] in order]
         return [score_again(line) for line in sorted(found, key=lambda line: order[line["run"]])]
 
 
 def score_again(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the results with ``correct`` worked out anew from the answer and what was expected."""
+    """Return a line of the results with ``correct`` recomputed from the answer and the expectation."""
     if line["answer"] is None:
         return dict(line)
     return {**line, "correct": read_expectation(line["expected"]).accepts(line["answer"])}
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; a last one that was cut short is left out, any other broken one is an error."""
+    """Read every line; an incomplete last one is left out, any other broken one is an error."""
     if not path.is_file():
         return []
     raw = path.read_bytes().split(b"\n")
@@ -76,7 +76,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError) as error:
             if number == len(raw):
                 break
-            raise KvStreamError(f"{path}, line {number}: is no result; move the file away to begin anew") from error
+            raise KvStreamError(f"{path}, line {number}: is no result; move the file away to start over") from error
         lines.append(line)
     return lines
 
@@ -89,7 +89,7 @@ def _append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _replace(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file whole or not at all."""
+    """Replace a file atomically."""
     if not path.exists():
         return
     new = path.with_suffix(".new")

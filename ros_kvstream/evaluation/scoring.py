@@ -1,7 +1,9 @@
-"""What counts as a right answer: exact words, one of several, a choice, a pattern, or a number within a tolerance."""
+# SPDX-License-Identifier: Apache-2.0
+"""Expected answers: exact words, one of several, a choice, a pattern, or a number within a tolerance."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from abc import ABC, abstractmethod
@@ -26,27 +28,35 @@ _STANDS_ALONE = re.compile(r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])")
 
 
 def words(text: str) -> list[str]:
-    """Words of a text for comparison: case, punctuation and articles do not count."""
+    """Words of a text for comparison, without case, punctuation and articles."""
     return [word for word in re.findall(r"\w+", text.lower()) if word not in _ARTICLES]
 
 
+@dataclass(frozen=True)
 class Expectation(ABC):
-    """What an answer is judged by; written to and read from plain data, so that results can be scored again."""
+    """An expected answer. Its first field is named by ``form`` in files, the others by their own names."""
 
     form: ClassVar[str]
     """Name of the form in files."""
 
     @abstractmethod
     def accepts(self, answer: str) -> bool:
-        """Whether the answer is right."""
+        """Return whether the answer is right."""
 
-    @abstractmethod
     def text(self) -> str:
         """The expected answer for people."""
+        return str(getattr(self, dataclasses.fields(self)[0].name))
 
-    @abstractmethod
     def data(self) -> dict[str, Any]:
-        """As plain data, from which :func:`read_expectation` makes an equal one."""
+        """Plain data, from which :func:`read_expectation` makes an equal expectation."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        listed = [list(value) if isinstance(value, tuple) else value for value in values]
+        return dict(zip(self.keys(), listed, strict=True))
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Keys of the form in files."""
+        return [cls.form, *(field.name for field in dataclasses.fields(cls)[1:])]
 
 
 @dataclass(frozen=True)
@@ -64,18 +74,10 @@ class Exact(Expectation):
         """Compare the words."""
         return words(answer) == words(self.answer)
 
-    def text(self) -> str:
-        """The words."""
-        return self.answer
-
-    def data(self) -> dict[str, Any]:
-        """{"exact": answer}."""
-        return {"exact": self.answer}
-
 
 @dataclass(frozen=True)
 class OneOf(Expectation):
-    """Any of several answers, each as in :class:`Exact`."""
+    """Any of several answers, each compared as in :class:`Exact`."""
 
     answers: tuple[str, ...]
     form: ClassVar[str] = "one_of"
@@ -92,67 +94,54 @@ class OneOf(Expectation):
         """All of them."""
         return " / ".join(self.answers)
 
-    def data(self) -> dict[str, Any]:
-        """{"one_of": [answer, ...]}."""
-        return {"one_of": list(self.answers)}
-
 
 @dataclass(frozen=True)
 class Choice(Expectation):
-    """A letter; the answer may also be the choice's own text."""
+    """A letter; the answer can also be the text of the choice."""
 
     letter: str
     choices: tuple[str, ...]
     """Texts of the choices, in the order of their letters."""
     rule: str = "letter"
-    """How the answer is read, a key of RULES: as people would, or as a benchmark's own scoring does."""
+    """How the letter is read from the answer, a key of RULES: generally, or as a benchmark's own scoring does."""
     form: ClassVar[str] = "choice"
 
     def __post_init__(self) -> None:
+        letters = LETTERS[: len(self.choices)]
         if not 2 <= len(self.choices) <= len(LETTERS):
             raise SettingsError(f"expected: choices = {list(self.choices)!r}: need 2 to {len(LETTERS)} of them")
-        if self.letter not in LETTERS[: len(self.choices)]:
-            raise SettingsError(
-                f"expected: choice = {self.letter!r}: must be one of {', '.join(LETTERS[: len(self.choices)])}"
-            )
+        if self.letter not in letters:
+            raise SettingsError(f"expected: choice = {self.letter!r}: must be one of {', '.join(letters)}")
         if self.rule not in RULES:
             raise SettingsError(f"expected: rule = {self.rule!r}: must be one of {', '.join(RULES)}")
 
     def accepts(self, answer: str) -> bool:
-        """Read the answer by the rule."""
+        """Read the letter by the rule and compare it."""
         return RULES[self.rule](answer, self.letter, self.choices)
 
     def text(self) -> str:
         """Letter and text."""
         return f"{self.letter}. {self.choices[LETTERS.index(self.letter)]}"
 
-    def data(self) -> dict[str, Any]:
-        """{"choice": letter, "choices": [text, ...], "rule": name}."""
-        return {"choice": self.letter, "choices": list(self.choices), "rule": self.rule}
-
 
 def chosen_letter(answer: str, choices: Sequence[str]) -> str:
     """Letter that an answer chose; empty where it chose none.
 
-    "B", "(B)", "b.", "Option B", "The answer is B: the red cone" and the choice's own text are understood. A letter in
-    lower case counts only where it is the whole answer: "a" is also a word.
+    "B", "(B)", "b.", "Option B", "The answer is B: the red cone" and the text of the choice are understood. A
+    lower-case letter counts only where it is the whole answer: "a" is also a word.
     """
     letters = LETTERS[: len(choices)]
     bare = _PREFIXES.sub("", answer.strip()).strip()
-    alone = re.fullmatch(r"\W*([A-Za-z])\W*", bare)
-    if alone and alone[1].upper() in letters:
-        return alone[1].upper()
-    leading = re.match(r"[(\[\"'*]*([A-Za-z])[)\].:,]", bare)
-    if leading and leading[1].upper() in letters:
-        return leading[1].upper()
+    for pattern in (r"\W*([A-Za-z])\W*$", r"[(\[\"'*]*([A-Za-z])[)\].:,]"):  # alone, or leading
+        match = re.match(pattern, bare)
+        if match and match[1].upper() in letters:
+            return match[1].upper()
     for letter, choice in zip(letters, choices, strict=True):
         if words(choice) and words(choice) == words(bare):
             return letter
-    first = next((match for match in _STANDS_ALONE.findall(bare) if match in letters), "")
     # "A cone" begins with the article, which no other letter can be
-    if first == "A" and re.match(r"A\s+[a-z]", bare):
-        return next((match for match in _STANDS_ALONE.findall(bare[1:]) if match in letters), "")
-    return str(first)
+    rest = bare[1:] if re.match(r"A\s+[a-z]", bare) else bare
+    return next((match for match in _STANDS_ALONE.findall(rest) if match in letters), "")
 
 
 def _before_bracket(answer: str, letter: str, choices: Sequence[str]) -> bool:
@@ -162,25 +151,20 @@ def _before_bracket(answer: str, letter: str, choices: Sequence[str]) -> bool:
 
 
 def _first_capital(answer: str, letter: str, choices: Sequence[str]) -> bool:
-    """Video-MME: the first capital among the letters, once phrases such as "The best answer is" are taken out."""
+    """Video-MME: the first capital among the letters, after phrases such as "The best answer is" are removed."""
     for phrase in ("best answer", "correct answer", "answer", "best option", "correct option"):
         answer = re.sub(rf"(?:The )?{phrase}(?: is|:)?", "", answer, flags=re.I)
     found = re.search(f"[{LETTERS[: len(choices)]}]", answer)
     return found is not None and found[0] == letter
 
 
-def _contains(answer: str, letter: str, choices: Sequence[str]) -> bool:
-    """OVO-Bench: the letter occurs in the answer."""
-    return letter in answer
-
-
 RULES: dict[str, Callable[[str, str, Sequence[str]], bool]] = {
     "letter": lambda answer, letter, choices: chosen_letter(answer, choices) == letter,
     "before_bracket": _before_bracket,
     "first_capital": _first_capital,
-    "contains": _contains,
+    "contains": lambda answer, letter, choices: letter in answer,  # OVO-Bench
 }
-"""Ways of reading the letter out of an answer: (answer, right letter, choices) -> whether it is right."""
+"""Rules that compare an answer with the right letter: (answer, letter, choices) -> whether it is right."""
 
 
 @dataclass(frozen=True)
@@ -203,10 +187,6 @@ class Pattern(Expectation):
     def text(self) -> str:
         """The pattern between slashes."""
         return f"/{self.pattern}/"
-
-    def data(self) -> dict[str, Any]:
-        """{"regex": pattern}."""
-        return {"regex": self.pattern}
 
 
 @dataclass(frozen=True)
@@ -234,10 +214,6 @@ class Number(Expectation):
         """The number with its tolerance."""
         return f"{self.value:g}" + (f" ± {self.tolerance:g}" if self.tolerance else "")
 
-    def data(self) -> dict[str, Any]:
-        """{"number": value, "tolerance": tolerance}."""
-        return {"number": self.value, "tolerance": self.tolerance}
-
 
 def first_number(text: str) -> float | None:
     """The first number in a text, in digits or as an English word up to twelve; None where there is none."""
@@ -247,14 +223,8 @@ def first_number(text: str) -> float | None:
     return float(_NUMBER_WORDS.index(match[0])) if match[0] in _NUMBER_WORDS else float(match[0])
 
 
-FORMS: dict[str, frozenset[str]] = {
-    "exact": frozenset(("exact",)),
-    "one_of": frozenset(("one_of",)),
-    "choice": frozenset(("choice", "choices", "rule")),
-    "regex": frozenset(("regex",)),
-    "number": frozenset(("number", "tolerance")),
-}
-"""Keys that each form of ``expected`` may have."""
+FORMS: dict[str, type[Expectation]] = {kind.form: kind for kind in (Exact, OneOf, Choice, Pattern, Number)}
+"""Forms that ``expected`` can have."""
 
 
 def read_expectation(value: object) -> Expectation:
@@ -263,40 +233,30 @@ def read_expectation(value: object) -> Expectation:
     A text is :class:`Exact`, a list of texts :class:`OneOf`, a number :class:`Number`, yes and no (which YAML reads as
     true and false) their words; a mapping names its form.
 
-    :raises SettingsError: that names the value and the forms.
+    :raises SettingsError: names the value and the forms.
     """
-    if isinstance(value, bool):
-        return Exact("yes" if value else "no")
+    if isinstance(value, (bool, str)):
+        return Exact(_text(value, "exact"))
     if isinstance(value, (int, float)):
         return Number(float(value))
-    if isinstance(value, str):
-        return Exact(value)
     if isinstance(value, Sequence):
-        return OneOf(tuple(_text(item, "one_of") for item in value))
-    if isinstance(value, Mapping):
-        return _read_form(value)
-    raise SettingsError(f"expected = {value!r}: must be a text, a list of texts, a number, or a mapping with one of "
-                        + ", ".join(FORMS))  # fmt: skip
-
-
-def _read_form(value: Mapping[str, Any]) -> Expectation:
+        return OneOf(_texts(value, "one_of"))
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"expected = {value!r}: must be a text, a list of texts, a number, or a mapping with one "
+                            f"of {', '.join(FORMS)}")  # fmt: skip
     forms = [form for form in FORMS if form in value]
     if len(forms) != 1:
         raise SettingsError(f"expected = {dict(value)!r}: must have exactly one of {', '.join(FORMS)}")
     form = forms[0]
-    unknown = sorted(str(key) for key in value if key not in FORMS[form])
-    if unknown:
+    if unknown := sorted(str(key) for key in value if key not in FORMS[form].keys()):
         raise SettingsError(f"expected: {form} does not go with {', '.join(unknown)}")
     if form == "choice":
-        choices = value.get("choices")
-        if not isinstance(choices, Sequence) or isinstance(choices, str):
-            raise SettingsError("expected: choice needs 'choices', the list of their texts")
-        letter = _text(value["choice"], "choice").strip().upper()
-        return Choice(letter, tuple(_text(item, "choices") for item in choices), str(value.get("rule", "letter")))
+        choices = _texts(value.get("choices"), "choices")
+        return Choice(_text(value["choice"], "choice").strip().upper(), choices, str(value.get("rule", "letter")))
     if form == "number":
         return Number(_number(value["number"], "number"), _number(value.get("tolerance", 0.0), "tolerance"))
     if form == "one_of":
-        return read_expectation(list(value["one_of"]) if isinstance(value["one_of"], (list, tuple)) else [])
+        return OneOf(_texts(value["one_of"], "one_of"))
     return {"exact": Exact, "regex": Pattern}[form](_text(value[form], form))
 
 
@@ -306,6 +266,12 @@ def _text(value: object, name: str) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     raise SettingsError(f"expected: {name} = {value!r}: must be a text")
+
+
+def _texts(value: object, name: str) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise SettingsError(f"expected: {name} = {value!r}: must be a list of texts")
+    return tuple(_text(item, name) for item in value)
 
 
 def _number(value: object, name: str) -> float:

@@ -1,13 +1,14 @@
-"""Figures out of results: accuracy with bootstrap intervals, by kind, age and task; recall, times and bytes."""
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of results: accuracy with bootstrap intervals by kind, age and task; recall, times and bytes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ros_kvstream.evaluation.grid import Cell, read_cell
 
@@ -15,7 +16,7 @@ AGES = (0.0, 5.0, 15.0, 60.0, 240.0, 960.0)
 """Lower edges of the age classes, seconds from the newest evidence to the question."""
 RESAMPLES = 2000
 CLUSTERS = 8
-"""From so many streams on, whole streams are resampled: questions about one stream are not independent."""
+"""Number of streams from which on whole streams are resampled: questions about one stream are not independent."""
 NEARBY_SECONDS = 0.5
 """A frame this close to a stamp of the evidence shows it."""
 Line = Mapping[str, Any]
@@ -23,64 +24,71 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Share:
-    """A share of right ones with its 95 % interval."""
+    """A share of right answers, or a difference of two, with its 95 % interval."""
 
     value: float
     low: float
     high: float
     count: int
-    """How many were asked."""
+    """Number of questions."""
 
     def data(self) -> dict[str, float]:
-        """As plain data."""
-        return {"value": self.value, "low": self.low, "high": self.high, "count": self.count}
+        """Plain data."""
+        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         return f"{100 * self.value:.1f} %"
 
 
-def share(lines: Iterable[Line], right: Callable[[Line], bool | None] | None = None, seed: int = 0) -> Share | None:
-    """Share of the right ones with a percentile bootstrap interval; None where nothing was judged.
+def share(lines: Iterable[Line], right: Callable[[Line], bool | None] | None = None) -> Share | None:
+    """Share of right answers with its interval; None where nothing was judged.
 
-    :param right: tells whether a line counts as right, None leaves it out; ``correct`` where it is not given.
+    :param right: whether a line counts as right, None leaves it out; by default ``correct`` of the line.
     """
-    judged = [(str(line["episode"]), value) for line in lines
+    judged = [(str(line["episode"]), float(value)) for line in lines
               if (value := line["correct"] if right is None else right(line)) is not None]  # fmt: skip
-    if not judged:
-        return None
-    episodes = sorted({episode for episode, _ in judged})
-    if len(episodes) >= CLUSTERS:
-        groups = {episode: [value for name, value in judged if name == episode] for episode in episodes}
-        sums = np.array([sum(group) for group in groups.values()], np.float64)
-        counts = np.array([len(group) for group in groups.values()], np.float64)
-    else:
-        sums = np.array([value for _, value in judged], np.float64)
-        counts = np.ones_like(sums)
-    low, high = bootstrap(sums, counts, seed)
-    return Share(float(sums.sum() / counts.sum()), low, high, len(judged))
+    return _mean(judged, 0)
 
 
-def bootstrap(sums: NDArray[np.float64], counts: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    """95 % percentile interval of sums / counts over resampled groups (Efron and Tibshirani 1993, chapter 13).
+def paired_difference(first: Sequence[Line], second: Sequence[Line], kind: str = "") -> Share | None:
+    """Accuracy of ``first`` minus that of ``second`` on the questions that both were asked, with its interval.
 
-    :param sums: right ones per group [groups]; :param counts: all per group [groups].
+    The interval is of the differences by question, which is narrower than those of the two accuracies.
     """
+    others = {(line["episode"], line["question"]): line["correct"] for line in second}
+    pairs = [
+        (str(line["episode"]), float(line["correct"]) - float(others[key]))
+        for line in first
+        if (key := (line["episode"], line["question"])) in others
+        and line["correct"] is not None and others[key] is not None and kind in ("", line["kind"])
+    ]  # fmt: skip
+    return _mean(pairs, 1)
+
+
+def _mean(values: Sequence[tuple[str, float]], seed: int) -> Share | None:
+    """Mean of (stream, value) with a 95 % percentile bootstrap interval (Efron and Tibshirani 1993, chapter 13)."""
+    if not values:
+        return None
+    groups: dict[str, list[float]] = {name: [] for name in sorted({name for name, _ in values})}
+    for name, value in values:
+        groups[name].append(value)
+    parts = list(groups.values()) if len(groups) >= CLUSTERS else [[value] for _, value in values]
+    sums, counts = np.array([sum(part) for part in parts]), np.array([len(part) for part in parts], np.float64)
     random = np.random.default_rng([2026, seed])
     chosen = random.integers(0, len(sums), (RESAMPLES, len(sums)))
-    shares = sums[chosen].sum(1) / counts[chosen].sum(1)
-    low, high = np.percentile(shares, (2.5, 97.5))
-    return float(low), float(high)
+    low, high = np.percentile(sums[chosen].sum(1) / counts[chosen].sum(1), (2.5, 97.5))
+    return Share(float(sums.sum() / counts.sum()), float(low), float(high), len(values))
 
 
 def age(line: Line) -> float | None:
-    """Seconds from the newest evidence to the question; None where there is no evidence or it was not asked."""
+    """Seconds from the newest evidence to the question; None without evidence or where it was not asked."""
     if not line["true_evidence"] or line["asked_at"] is None:
         return None
     return max(0.0, float(line["asked_at"]) - max(line["true_evidence"]))
 
 
 def found_evidence(line: Line) -> bool | None:
-    """Whether a frame that the answer looked at shows true evidence; None where nobody knows or there is no answer."""
+    """Whether a frame that the answer looked at shows true evidence; None where either is unknown."""
     if not line["true_evidence"] or line["answer"] is None:
         return None
     return any(
@@ -92,7 +100,7 @@ def found_evidence(line: Line) -> bool | None:
 
 @dataclass(frozen=True)
 class CellSummary:
-    """All that is known of one cell."""
+    """Results of one cell."""
 
     cell: Cell
     lines: tuple[Line, ...]
@@ -108,11 +116,11 @@ class CellSummary:
         return share(line for line in self.lines if not kind or line["kind"] == kind)
 
     def recall(self) -> Share | None:
-        """Share of the questions about before whose evidence was among the frames looked at."""
+        """Share of the questions about before whose evidence is among the frames looked at."""
         return share((line for line in self.lines if line["kind"] == "before"), found_evidence)
 
     def by_age(self) -> dict[float, Share]:
-        """Accuracy by the class of age, by its lower edge."""
+        """Accuracy by age class, named by its lower edge."""
         found = {}
         for low, high in zip(AGES, (*AGES[1:], float("inf")), strict=True):
             part = share(line for line in self.lines if (a := age(line)) is not None and low <= a < high)
@@ -127,20 +135,25 @@ class CellSummary:
 
     def ingest_ms(self) -> float | None:
         """Mean milliseconds of a frame over all runs."""
-        pairs = [(point["ingest_ms"], step) for run in self.runs for point, step in _weighted(run["trace"])]
-        total = sum(step for _, step in pairs)
-        return sum(value * step for value, step in pairs) / total if total else None
+        total, frames = 0.0, 0
+        for run in self.runs:
+            before = 0
+            for point in run["trace"]:
+                total += point["ingest_ms"] * (point["frames"] - before)
+                before = point["frames"]
+            frames += before
+        return total / frames if frames else None
 
     def most(self, name: str) -> int:
-        """Largest value of a figure of the memory over all runs, such as ``peak_bytes``."""
+        """Largest value of a memory figure over all runs, such as ``peak_bytes``."""
         return int(max((run["memory"][name] for run in self.runs if "memory" in run), default=0))
 
     def budget_bytes(self) -> float:
-        """Mean cap over the runs: a budget given as a share differs between streams."""
+        """Mean budget over the runs: a budget given as a share differs between streams."""
         return float(np.mean([run["budget_bytes"] for run in self.runs if "budget_bytes" in run] or [0.0]))
 
     def data(self) -> dict[str, Any]:
-        """As plain data, for machines."""
+        """Plain data."""
         parts = {"accuracy": self.accuracy(), "now": self.accuracy("now"), "before": self.accuracy("before"),
                  "recall": self.recall()}  # fmt: skip
         return {
@@ -159,16 +172,8 @@ class CellSummary:
         }
 
 
-def _weighted(trace: Sequence[Mapping[str, float]]) -> Iterable[tuple[Mapping[str, float], float]]:
-    """Points of a trace with the number of frames that each stands for."""
-    before = 0.0
-    for point in trace:
-        yield point, point["frames"] - before
-        before = point["frames"]
-
-
 def summarise(runs: Sequence[Mapping[str, Any]], lines: Sequence[Line]) -> list[CellSummary]:
-    """One summary a cell, in the order in which the cells first appear among the runs."""
+    """Return one summary per cell, in the order in which the cells first appear among the runs."""
     cells: dict[Cell, list[Mapping[str, Any]]] = {}
     for run in runs:
         cells.setdefault(read_cell(run["cell"]), []).append(run)
@@ -176,28 +181,3 @@ def summarise(runs: Sequence[Mapping[str, Any]], lines: Sequence[Line]) -> list[
         CellSummary(cell, tuple(line for line in lines if line["run"] in {run["run"] for run in own}), tuple(own))
         for cell, own in cells.items()
     ]
-
-
-def paired_difference(first: Sequence[Line], second: Sequence[Line], kind: str = "") -> Share | None:
-    """Accuracy of ``first`` minus that of ``second`` on the questions that both were asked, with its interval.
-
-    The interval is of the differences question by question, which is narrower than that of the two accuracies.
-    """
-    others = {(line["episode"], line["question"]): line["correct"] for line in second}
-    pairs = [
-        (str(line["episode"]), float(line["correct"]) - float(others[key]))
-        for line in first
-        if (key := (line["episode"], line["question"])) in others
-        and line["correct"] is not None and others[key] is not None and kind in ("", line["kind"])
-    ]  # fmt: skip
-    if not pairs:
-        return None
-    values = np.array([value for _, value in pairs])
-    names = sorted({episode for episode, _ in pairs})
-    if len(names) >= CLUSTERS:
-        sums = np.array([sum(value for episode, value in pairs if episode == name) for name in names])
-        counts = np.array([sum(episode == name for episode, _ in pairs) for name in names], np.float64)
-    else:
-        sums, counts = values, np.ones_like(values)
-    low, high = bootstrap(sums, counts, 1)
-    return Share(float(values.mean()), low, high, len(values))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ros_kvstream.errors import FrameError
+from ros_kvstream.records import frame_matches
 
 MAX_CAMERAS = 1 << 15
 """Camera ids are int16 in the slot table."""
@@ -104,9 +105,7 @@ class FrameIndex:
         return [
             frame
             for frame, record in self._records.items()
-            if (not camera or record.camera == camera)
-            and (since <= 0 or record.stamp_end >= since)
-            and (until <= 0 or record.stamp <= until)
+            if frame_matches(camera in ("", record.camera), record.stamp, record.stamp_end, since, until)
         ]
 
     def clear(self) -> None:

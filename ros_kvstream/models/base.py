@@ -193,3 +193,10 @@ class VideoLanguageModel(ABC):
     @abstractmethod
     def capture_queries(self, layers: Sequence[int]) -> AbstractContextManager[dict[int, Tensor]]:
         """Within the context, collect the un-rotated queries of each forward, layer -> [heads, tokens, head_dim]."""
+
+    @abstractmethod
+    def capture_keys_values(self) -> AbstractContextManager[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+        """Within the context, collect the un-rotated keys and the values of each forward in every layer.
+
+        Layer -> [kv_heads, tokens, head_dim], in the native dtype.
+        """

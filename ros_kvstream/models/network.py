@@ -152,17 +152,31 @@ class NetworkModel(VideoLanguageModel):
 
     @contextmanager
     def capture_queries(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Un-rotated queries of the forwards inside the context, layer -> [heads, tokens, head_dim]."""
+        """Un-rotated queries of the forwards inside the context, layer -> float32 [heads, tokens, head_dim]."""
+        with self._capture("q", layers, torch.float32) as queries:
+            yield queries
+
+    @contextmanager
+    def capture_keys_values(self) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+        """Un-rotated keys, and values, of the forwards inside the context, all layers."""
+        layers = range(self.shape.layers)
+        with self._capture("k", layers, None) as keys, self._capture("v", layers, None) as values:
+            yield keys, values
+
+    @contextmanager
+    def _capture(self, kind: str, layers: Sequence[int], dtype: torch.dtype | None) -> Iterator[dict[int, Tensor]]:
+        """Collect a projection's output before rotation, layer -> [heads, tokens, head_dim]; None: native dtype."""
         captured: dict[int, Tensor] = {}
         hooks = []
         for index in layers:
             attention = self.language_model.layers[index].self_attn
-            last = getattr(attention, "q_norm", None) or attention.q_proj
+            last = getattr(attention, f"{kind}_norm", None) or getattr(attention, f"{kind}_proj")
 
             def keep(_module: nn.Module, _inputs: Any, output: Tensor, index: int = index) -> None:
-                queries = output[0].float().view(output.shape[1], -1, self.shape.head_dim).transpose(0, 1)
+                states = output[0].to(dtype or output.dtype).view(output.shape[1], -1, self.shape.head_dim)
                 earlier = captured.get(index)
-                captured[index] = queries if earlier is None else torch.cat([earlier, queries], dim=1)
+                states = states.transpose(0, 1)
+                captured[index] = states if earlier is None else torch.cat([earlier, states], dim=1)
 
             hooks.append(last.register_forward_hook(keep))
         try:

@@ -1,1 +1,2 @@
-"""Bags and videos: reading frames, finding topics, replaying, writing."""
+# SPDX-License-Identifier: Apache-2.0
+"""Bags and videos: topics, messages and RGB frames, and replay over DDS."""

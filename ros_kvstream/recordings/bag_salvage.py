@@ -1,4 +1,5 @@
-"""Messages of a damaged or unindexed recording: whatever its files still hold, and a word on what they do not."""
+# SPDX-License-Identifier: Apache-2.0
+"""Readable messages of damaged or unindexed bag files, with notes on what is lost."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Note = Callable[[str], None]
-"""Takes a sentence about what could not be read."""
+"""Is called with a sentence about what cannot be read."""
 SUFFIXES = (".mcap", ".db3")
-"""Files of a recording that are read."""
+"""Suffixes of the storage files that are read."""
 _FURTHEST_SKIP = 1 << 20
-"""Rows of a damaged database that are passed over in search of readable ones."""
+"""Most rows of a damaged database that are skipped at once in search of a readable one."""
 
 
 class RawMessage(NamedTuple):
-    """One message as it lies in the file."""
+    """One serialized message."""
 
     topic: str
     type: str
@@ -30,15 +31,19 @@ class RawMessage(NamedTuple):
     data: bytes
 
 
+def storage_files(path: Path) -> list[Path]:
+    """Return the storage files of a bag: the file itself, or all .mcap and .db3 files of a folder."""
+    return [path] if path.is_file() else sorted(file for file in path.glob("*") if file.suffix in SUFFIXES)
+
+
 def salvage(path: Path, note: Note) -> Iterator[RawMessage]:
-    """Messages of one file (.mcap or .db3) or of all such files in a folder, in the order of the files."""
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    for file in files:
-        yield from (salvage_mcap if file.suffix == ".mcap" else salvage_sqlite3)(file, note)
+    """Yield the messages of one file (.mcap or .db3) or of all such files in a folder, in the order of the files."""
+    for file in storage_files(path):
+        yield from (_salvage_mcap if file.suffix == ".mcap" else _salvage_sqlite3)(file, note)
 
 
-def salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:
-    """Every message of the chunks that are whole, in the order of the file; needs neither index nor footer."""
+def _salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:
+    """Yield every message of the intact chunks, in the order of the file; needs neither index nor footer."""
     from mcap.records import Channel, Chunk, Message, Schema
     from mcap.stream_reader import StreamReader, breakup_chunk
 
@@ -63,29 +68,29 @@ def salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:
                 record: Any = next(records)
             except StopIteration:
                 return
-            except Exception as error:  # noqa: BLE001 - the bytes may be anything
-                note(f"{file.name} breaks off at byte {at} of {size} ({_reason(error)}): the rest is lost")
+            except Exception as error:  # noqa: BLE001 - damaged bytes can fail in any way
+                note(f"{file.name} breaks off at byte {at} of {size} ({error_text(error)}): the rest is lost")
                 return
             parts = [record]
             if isinstance(record, Chunk):
                 try:
                     parts = breakup_chunk(record, validate_crc=True)
-                except Exception as error:  # noqa: BLE001 - the bytes may be anything
-                    note(f"{file.name}: a damaged chunk before byte {stream.tell()} is left out ({_reason(error)})")
+                except Exception as error:  # noqa: BLE001 - damaged bytes can fail in any way
+                    note(f"{file.name}: a damaged chunk before byte {stream.tell()} is left out ({error_text(error)})")
                     parts = []
             at = stream.tell()
             yield from messages(parts)
 
 
-def salvage_sqlite3(file: Path, note: Note) -> Iterator[RawMessage]:
-    """Every message whose row can be read, in the order in which they were written."""
-    with _whole(file, note) as path, closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as rows:
+def _salvage_sqlite3(file: Path, note: Note) -> Iterator[RawMessage]:
+    """Yield every message whose row can be read, in the order in which they were written."""
+    with _padded(file, note) as path, closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as rows:
         yield from _rows(file.name, rows, note)
 
 
 @contextmanager
-def _whole(file: Path, note: Note) -> Iterator[Path]:
-    """The file; where it is shorter than its header says, a copy filled up with zeros: else SQLite reads nothing."""
+def _padded(file: Path, note: Note) -> Iterator[Path]:
+    """Yield the file, or a zero-padded copy where it is shorter than its header says: SQLite reads nothing else."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         head = stream.read(100)
@@ -94,7 +99,7 @@ def _whole(file: Path, note: Note) -> Iterator[Path]:
     if size >= declared:
         yield file
         return
-    note(f"{file.name} is cut off at byte {size} of {declared}: what lies behind is lost")
+    note(f"{file.name} is cut off at byte {size} of {declared}: the rest is lost")
     with tempfile.TemporaryDirectory(prefix="kvstream_") as folder:
         copy = Path(folder) / file.name
         shutil.copyfile(file, copy)
@@ -106,7 +111,7 @@ def _rows(name: str, database: sqlite3.Connection, note: Note) -> Iterator[RawMe
     try:
         topics = {row[0]: row[1:] for row in database.execute("SELECT id, name, type FROM topics")}
     except sqlite3.DatabaseError as error:
-        note(f"{name}: the list of topics cannot be read ({error}), so nothing of it can be")
+        note(f"{name}: the list of topics cannot be read ({error}), so none of its messages can")
         return
     last, skip, damaged = 0, 1, False
     while skip <= _FURTHEST_SKIP:
@@ -121,10 +126,11 @@ def _rows(name: str, database: sqlite3.Connection, note: Note) -> Iterator[RawMe
             return
         except sqlite3.DatabaseError as error:
             if not damaged:
-                note(f"{name} is damaged after row {last} ({error}): rows that cannot be read are left out")
+                note(f"{name} is damaged after row {last} ({error}): unreadable rows are left out")
             damaged = True
             last, skip = last + skip, 2 * skip
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def error_text(error: Exception) -> str:
+    """Message of an error in one line, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

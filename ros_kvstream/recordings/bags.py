@@ -1,94 +1,130 @@
-"""Image topics of a recording, and its messages as they lie in the file."""
+# SPDX-License-Identifier: Apache-2.0
+"""Bag reader: image topics, serialized messages and RGB frames of ROS 2 bags, damaged ones included."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ros_kvstream.errors import KvStreamError
+import numpy as np
+from numpy.typing import NDArray
+
+from ros_kvstream.errors import FrameError, KvStreamError
+from ros_kvstream.recordings.bag_salvage import SUFFIXES, Note, RawMessage, error_text, salvage, storage_files
+from ros_kvstream.recordings.frame_sources import StreamFrame
+from ros_kvstream.settings import require, require_finite
 
 IMAGE_TYPES = {"sensor_msgs/msg/Image": "raw", "sensor_msgs/msg/CompressedImage": "compressed"}
-"""Message types that hold a picture, with the name of their transport."""
+"""Message types that hold an image, with the name of their transport."""
+ONE_CAMERA = "camera"
+"""Camera name of a bag with one image topic; the same as the node's default."""
+HEADER_BYTES = 12
+"""Minimum size of a serialized message with a stamp."""
+_COMMON_ENDS = ("/compressed", "/image_raw", "/image_color", "/image_rect", "/image_rect_color", "/image")
 
 
 class BagError(KvStreamError):
-    """A recording cannot be read, or has no such image topic."""
+    """A bag cannot be read, or lacks the requested image topic."""
+
+
+def _ignore(text: str) -> None:
+    """Discard a note."""
 
 
 @dataclass(frozen=True)
 class ImageTopic:
-    """One image topic of a recording."""
+    """One image topic of a bag."""
 
     name: str
     type: str
     """Message type, a key of IMAGE_TYPES."""
     frames: int
     seconds: float
-    """From the recording's first message to its last."""
+    """From the bag's first message to its last."""
 
     @property
     def transport(self) -> str:
-        """Parameter <camera>.transport for it."""
+        """Value of the parameter <camera>.transport."""
         return IMAGE_TYPES[self.type]
 
     @property
     def played_as(self) -> str:
-        """Topic that a compressed one is played on: ends with /compressed, as subscribers expect."""
+        """Topic on which it is replayed: that of a compressed one ends with /compressed, as subscribers expect."""
         suffix = "" if self.transport == "raw" or self.name.endswith("/compressed") else "/compressed"
         return self.name + suffix
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.transport}, {self.frames} frames)"
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    from rosbags.highlevel import AnyReader, AnyReaderError
-    from rosbags.typesys import Stores, get_typestore
 
-    folder = path.parent if path.suffix in (".mcap", ".db3") and path.is_file() else path
-    if not folder.is_dir() or not (folder / "metadata.yaml").is_file():
-        raise BagError(f"bag = {str(path)!r}: no ROS 2 recording (a folder with metadata.yaml) is there")
+def image_topics(path: Path, note: Note = _ignore) -> dict[str, ImageTopic]:
+    """Return the image topics of a bag by name. A damaged bag is read to its end for this."""
+    if not path.exists():
+        raise BagError(f"bag = {str(path)!r}: no such file or folder")
+    if path.is_dir() and not any(path.glob("*.yaml")) and not storage_files(path):
+        raise BagError(f"bag = {str(path)!r}: the folder holds no ROS 2 bag (metadata.yaml, .mcap or .db3 files)")
+    if path.is_file() and path.suffix not in SUFFIXES:
+        raise BagError(f"bag = {str(path)!r}: must be a folder or a file ending with {' or '.join(SUFFIXES)}")
+    counts: dict[tuple[str, str], int] = {}
     try:
-        with AnyReader([folder], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as reader:
-            yield reader
-    except AnyReaderError as error:
-        raise BagError(f"bag = {str(path)!r} cannot be read: {error}") from error
+        with _reader(path) as reader:
+            for connection in reader.connections:
+                key = (connection.topic, connection.msgtype)
+                counts[key] = counts.get(key, 0) + connection.msgcount
+            nanoseconds = reader.duration if reader.message_count else 0
+    except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
+        note(f"{path.name} is damaged or has no index ({error_text(error)}): only its readable parts are used")
+        counts, times = {}, set[int]()
+        for message in salvage(path, _ignore):  # the notes come when the frames are read
+            key = (message.topic, message.type)
+            counts[key] = counts.get(key, 0) + 1
+            times = {min(times | {message.received}), max(times | {message.received})}
+        nanoseconds = max(times, default=0) - min(times, default=0)
+    return {
+        topic: ImageTopic(topic, kind, count, nanoseconds / 1e9)
+        for (topic, kind), count in counts.items() if kind in IMAGE_TYPES
+    }  # fmt: skip
 
 
-def find_image_topic(path: Path, topic: str = "") -> ImageTopic:
-    """The image topic of that name, or the only one where no name is given; raises BagError that lists them."""
-    with _opened(path) as reader:
-        seconds = reader.duration / 1e9 if reader.message_count else 0.0
-        found = [
-            ImageTopic(name, info.msgtype, info.msgcount, seconds)
-            for name, info in reader.topics.items()
-            if info.msgtype in IMAGE_TYPES
-        ]
-    names = ", ".join(f"{image.name} ({image.transport}, {image.frames} frames)" for image in found) or "none"
-    chosen = [image for image in found if image.name == topic or not topic]
+def find_image_topic(path: Path, name: str = "", note: Note = _ignore) -> ImageTopic:
+    """Return the image topic of that name, or the only one; raises BagError that lists the topics."""
+    topics = image_topics(path, note)
+    chosen = [topic for topic in topics.values() if name in ("", topic.name)]
     if len(chosen) != 1:
-        problem = f"has no image topic {topic!r}" if topic else f"has {len(found)} image topics"
-        raise BagError(f"bag = {str(path)!r} {problem}; its image topics: {names}")
+        problem = f"has no image topic {name!r}" if name else f"has {len(topics)} image topics"
+        raise BagError(f"bag = {str(path)!r} {problem}; its image topics: {_listed(topics)}")
     if not chosen[0].frames:
         raise BagError(f"bag = {str(path)!r}: topic {chosen[0].name} holds no message")
     return chosen[0]
 
 
-def read_messages(path: Path, topic: ImageTopic, seconds: float = 0.0) -> Iterator[tuple[int, bytes]]:
-    """Receive time in nanoseconds and serialized message of every frame in order, lazily.
+def _listed(topics: dict[str, ImageTopic]) -> str:
+    return ", ".join(map(str, topics.values())) or "none"
 
-    :param seconds: only those of the first so many seconds; 0: all.
-    """
-    with _opened(path) as reader:
-        connections = [connection for connection in reader.connections if connection.topic == topic.name]
-        first = None
-        for _, received, data in reader.messages(connections):
-            first = received if first is None else first
-            if seconds and received - first > seconds * 1e9:
-                return
-            yield received, data
+
+def read_messages(path: Path, topics: Collection[str], note: Note = _ignore) -> Iterator[RawMessage]:
+    """Yield the messages of these topics by time of reception; where the index fails, the rest is salvaged."""
+    newest, at_newest = -1, set[str]()
+    try:
+        with _reader(path) as reader:
+            connections = [connection for connection in reader.connections if connection.topic in topics]
+            for connection, received, data in reader.messages(connections) if connections else ():
+                if received != newest:
+                    newest, at_newest = received, set()
+                at_newest.add(connection.topic)
+                yield RawMessage(connection.topic, connection.msgtype, received, bytes(data))
+        return
+    except Exception:  # noqa: BLE001, S110 - a damaged file can fail in any way; the salvage reports what is lost
+        pass
+    for message in salvage(path, note):
+        known = message.received < newest or (message.received == newest and message.topic in at_newest)
+        if message.topic in topics and not known:
+            yield message
 
 
 def header_stamp(data: bytes) -> float:
@@ -97,17 +133,139 @@ def header_stamp(data: bytes) -> float:
     return float(whole + nanoseconds / 1e9)
 
 
-def picture_size(path: Path, topic: ImageTopic) -> tuple[int, int]:
-    """Height and width of the topic's first picture; raises BagError when it is none."""
-    with _opened(path) as reader:
-        connections = [connection for connection in reader.connections if connection.topic == topic.name]
-        connection, _, data = next(iter(reader.messages(connections)))
-        message = reader.deserialize(data, connection.msgtype)
-    if topic.transport == "raw":
-        return int(message.height), int(message.width)
-    import cv2
+def decode_image(message: RawMessage) -> NDArray[np.uint8]:
+    """RGB image [height, width, 3] of a serialized message; raises FrameError where it holds none."""
+    from ros_kvstream.node.compressed_images import compressed_to_rgb
+    from ros_kvstream.node.images import image_to_rgb
 
-    picture = cv2.imdecode(message.data, cv2.IMREAD_UNCHANGED)
-    if picture is None:
-        raise BagError(f"bag = {str(path)!r}: the first message of {topic.name} is no picture ({message.format})")
-    return int(picture.shape[0]), int(picture.shape[1])
+    try:
+        decoded: Any = _types().deserialize_cdr(message.data, message.type)
+    except Exception as error:  # noqa: BLE001 - a damaged message can fail in any way
+        text = f"a message of {len(message.data)} bytes cannot be deserialized ({error_text(error)})"
+        raise FrameError(text) from error
+    return (image_to_rgb if IMAGE_TYPES[message.type] == "raw" else compressed_to_rgb)(decoded)
+
+
+def picture_size(path: Path, topic: ImageTopic) -> tuple[int, int]:
+    """Height and width of the topic's first readable image; raises BagError where there is none."""
+    notes: list[str] = []
+    for frame in BagSource(path, ((ONE_CAMERA, topic.name),)).frames(notes.append):
+        return frame.picture.shape[0], frame.picture.shape[1]
+    raise BagError(f"bag = {str(path)!r}: {topic.name} holds no readable image. {' '.join(notes)}")
+
+
+@dataclass(frozen=True)
+class BagSource:
+    """A part of a bag, from one or several cameras. Every frame comes on the stamp of its header; none is dropped."""
+
+    path: Path
+    """Folder, .mcap or .db3 file."""
+    cameras: tuple[tuple[str, str], ...] = ()
+    """(camera, topic); empty: every image topic."""
+    start: float = 0.0
+    """Seconds after the bag's first image at which reading begins."""
+    duration: float = 0.0
+    """Seconds that are read; 0: to the end."""
+
+    def __post_init__(self) -> None:
+        require_finite("--start", self.start, 0.0, 1e9)
+        require_finite("--duration", self.duration, 0.0, 1e9)
+        names = [camera for camera, _ in self.cameras]
+        require(len(set(names)) == len(names), "--camera", names, "different names")
+
+    @property
+    def name(self) -> str:
+        """Name of the folder, or of the file without its suffix."""
+        return self.path.stem if self.path.suffix in SUFFIXES else self.path.resolve().name
+
+    def data(self) -> dict[str, Any]:
+        """Plain data that identifies the frames; another bag of the same name differs by its file sizes."""
+        sizes = {file.name: file.stat().st_size for file in storage_files(self.path)}
+        part = {"cameras": dict(self.cameras), "start": self.start, "duration": self.duration}
+        return {"bag": self.name, "files": sizes, **part}
+
+    def topics(self, note: Note = _ignore) -> dict[str, ImageTopic]:
+        """Return the topic of every camera.
+
+        By default that is every image topic, except a compressed one whose raw one is in the bag too.
+
+        :raises BagError: lists the image topics.
+        """
+        topics = image_topics(self.path, note)
+        if missing := [topic for _, topic in self.cameras if topic not in topics]:
+            text = f"bag = {str(self.path)!r} has no image topic {', '.join(missing)}"
+            raise BagError(f"{text}; its image topics: {_listed(topics)}")
+        if self.cameras:
+            return {camera: topics[topic] for camera, topic in self.cameras}
+        if not topics:
+            raise BagError(f"bag = {str(self.path)!r} has no image topic")
+        doubles = [name for name in topics if name.endswith("/compressed") and name[: -len("/compressed")] in topics]
+        if doubles:
+            note(f"{', '.join(doubles)}: left out because the bag holds the raw images too")
+        chosen = [name for name in topics if name not in doubles]
+        names = [ONE_CAMERA] if len(chosen) == 1 else [_camera_name(name) for name in chosen]
+        if len(set(names)) < len(names):
+            names = [name.strip("/").replace("/", "_") for name in chosen]
+        return {camera: topics[name] for camera, name in zip(names, chosen, strict=True)}
+
+    def count(self) -> int:
+        """Approximate number of frames, for progress; 0 where it is unknown."""
+        with suppress(BagError):
+            return sum(topic.frames for topic in self.topics().values())
+        return 0
+
+    def first_stamp(self) -> float:
+        """Header stamp of the bag's first image, seconds. Question times count from here."""
+        for message in read_messages(self.path, {topic.name for topic in self.topics().values()}):
+            if len(message.data) >= HEADER_BYTES:
+                return header_stamp(message.data)
+        raise BagError(f"bag = {str(self.path)!r}: its image topics hold no readable message")
+
+    def messages(self, note: Note = _ignore) -> Iterator[tuple[float, str, RawMessage]]:
+        """Yield (header stamp, camera, serialized message) of every image of the part."""
+        cameras = {topic.name: camera for camera, topic in self.topics(note).items()}
+        first: float | None = None
+        for message in read_messages(self.path, cameras, note):
+            if len(message.data) < HEADER_BYTES:
+                note(f"{message.topic}: left out a message of {len(message.data)} bytes, which has no header")
+                continue
+            stamp = header_stamp(message.data)
+            first = stamp if first is None else first
+            seconds = stamp - first
+            if seconds >= self.start and (not self.duration or seconds <= self.start + self.duration):
+                yield stamp, cameras[message.topic], message
+
+    def frames(self, note: Note = _ignore) -> Iterator[StreamFrame]:
+        """Yield every frame of the part in the order in which the recorder received them.
+
+        :param note: is called with what cannot be read. :raises BagError: where there is no such bag or topic.
+        """
+        broken: dict[str, list[str]] = {}
+        for stamp, camera, message in self.messages(note):
+            try:
+                yield StreamFrame(stamp, camera, decode_image(message))
+            except FrameError as error:
+                broken.setdefault(message.topic, []).append(str(error))
+        for topic, errors in broken.items():
+            note(f"{topic}: {len(errors)} images cannot be decoded; the first error: {errors[0]}")
+
+
+def _camera_name(topic: str) -> str:
+    base = topic
+    for end in _COMMON_ENDS:
+        base = base.removesuffix(end)
+    return (base.strip("/") or topic.strip("/")).replace("/", "_")
+
+
+def _reader(path: Path) -> Any:
+    from rosbags.rosbag2 import Reader
+
+    return Reader(path)
+
+
+@cache
+def _types() -> Any:
+    """Message definitions of ROS 2 Jazzy."""
+    from rosbags.typesys import Stores, get_typestore
+
+    return get_typestore(Stores.ROS2_JAZZY)

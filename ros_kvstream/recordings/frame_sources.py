@@ -1,4 +1,5 @@
-"""Where the frames of an evaluation come from, and a store that gives every cell of a grid the same ones."""
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of frames, and a store that gives every run of an evaluation the same decoded frames."""
 
 from __future__ import annotations
 
@@ -7,154 +8,110 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ros_kvstream.errors import KvStreamError
 
-if TYPE_CHECKING:
-    from ros_kvstream.patrol.patrol import PatrolSettings
-
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class StreamFrame:
-    """One picture of a stream."""
+    """One frame of a stream."""
 
     stamp: float
-    """Seconds of the header stamp."""
+    """Header stamp, seconds."""
     camera: str
     picture: NDArray[np.uint8]
     """RGB [height, width, 3]."""
 
 
 class FrameSource(Protocol):
-    """A stream of pictures that can be read any number of times, also in another process."""
+    """A stream of frames that can be read any number of times, also in another process."""
 
     @property
     def name(self) -> str:
         """Name in results."""
 
     def data(self) -> dict[str, Any]:
-        """What it is, as plain data: equal data, equal frames."""
+        """Plain data that identifies the stream: equal data, equal frames."""
 
     def count(self) -> int:
-        """About how many frames there are, for progress; 0 where nobody knows."""
+        """Approximate number of frames, for progress; 0 where it is unknown."""
 
     def first_stamp(self) -> float:
-        """Stamp at which the questions' clock begins, seconds."""
+        """Stamp of the first frame, seconds. Question times count from here."""
 
     def frames(self, note: Callable[[str], None]) -> Iterator[StreamFrame]:
-        """Every frame in order; ``note`` is told what could not be read."""
-
-
-@dataclass(frozen=True)
-class PatrolSource:
-    """A stream of the patrol world, drawn frame by frame."""
-
-    settings: PatrolSettings
-
-    @property
-    def name(self) -> str:
-        """Seed and length."""
-        return f"patrol-{self.settings.seed}-{self.settings.frames}"
-
-    def data(self) -> dict[str, Any]:
-        """The settings."""
-        import dataclasses
-
-        return {"patrol": dataclasses.asdict(self.settings)}
-
-    def count(self) -> int:
-        """The number of frames."""
-        return self.settings.frames
-
-    def first_stamp(self) -> float:
-        """Stamp of the first frame."""
-        from ros_kvstream.patrol.patrol import PatrolWorld
-
-        return PatrolWorld(self.settings).stamp(0)
-
-    def frames(self, note: Callable[[str], None]) -> Iterator[StreamFrame]:
-        """Draw them."""
-        from ros_kvstream.patrol.patrol import PatrolWorld
-
-        for frame in PatrolWorld(self.settings):
-            yield StreamFrame(frame.stamp, "camera", frame.picture)
+        """Yield every frame in order; ``note`` is called with what cannot be read."""
 
 
 @dataclass
 class _Stored:
-    """What is known of a source after it was read once."""
+    """What is known of a source after its first reading."""
 
     digest: int
-    frames: int
     sizes: Counter[tuple[int, int]]
-    """How many frames there are of each (height, width)."""
+    """Number of frames of each (height, width)."""
     notes: list[str]
     kept: list[StreamFrame] | None
-    """The frames, where they fit."""
+    """The decoded frames, where they fit."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(frame.picture.nbytes for frame in self.kept or ())
 
 
 @dataclass
 class FrameStore:
-    """Decodes a source once where its frames fit into a limit, again where not, and proves that they are the same."""
+    """Keeps decoded frames up to a limit; a source beyond it is decoded again and checked against its digest."""
 
     limit_mib: float = 512.0
     _stored: dict[str, _Stored] = field(default_factory=dict)
 
     def frames(self, source: FrameSource) -> Iterator[StreamFrame]:
-        """Every frame of the source.
+        """Yield every frame of the source.
 
-        :raises KvStreamError: where it gives other frames than the first time.
+        :raises KvStreamError: where the frames differ from those of the first reading.
         """
-        key = repr(source)
-        stored = self._stored.get(key)
+        stored = self._stored.get(repr(source))
         if stored is not None and stored.kept is not None:
             yield from stored.kept
             return
-        digest, sizes, room = 0, Counter[tuple[int, int]](), self.limit_mib * MIB
-        notes: list[str] = []
-        kept: list[StreamFrame] | None = [] if stored is None else None
-        for frame in source.frames(notes.append):
-            digest = _digest(digest, frame)
-            sizes[(frame.picture.shape[0], frame.picture.shape[1])] += 1
-            if kept is not None:
-                room -= frame.picture.nbytes
-                if room >= 0:
-                    kept.append(frame)
-                else:
-                    kept = None
+        new = _Stored(0, Counter(), [], [] if stored is None else None)
+        free = self.limit_mib * MIB
+        for frame in source.frames(new.notes.append):
+            new.digest = _digest(new.digest, frame)
+            new.sizes[(frame.picture.shape[0], frame.picture.shape[1])] += 1
+            free -= frame.picture.nbytes
+            if free < 0:
+                new.kept = None
+            if new.kept is not None:
+                new.kept.append(frame)
             yield frame
         if stored is None:
-            self._make_room(source, kept)
-            self._stored[key] = _Stored(digest, sum(sizes.values()), sizes, notes, kept)
-        elif stored.digest != digest:
-            raise KvStreamError(f"{source.name} gave other frames than before: has it changed meanwhile?")
+            self._evict(new.kept_bytes)
+            self._stored[repr(source)] = new
+        elif stored.digest != new.digest:
+            raise KvStreamError(f"{source.name} gave other frames than before: was the file changed meanwhile?")
 
-    def _make_room(self, source: FrameSource, kept: list[StreamFrame] | None) -> None:
-        """Drop the frames of other sources where all together pass the limit; what is known of them stays."""
-        if kept is None:
-            return
-        needed = sum(frame.picture.nbytes for frame in kept)
-        held = {key: stored for key, stored in self._stored.items() if stored.kept is not None}
-        total = needed + sum(frame.picture.nbytes for stored in held.values() for frame in stored.kept or ())
-        for stored in held.values():
-            if total <= self.limit_mib * MIB:
-                return
-            total -= sum(frame.picture.nbytes for frame in stored.kept or ())
-            stored.kept = None
+    def _evict(self, needed: int) -> None:
+        """Drop decoded frames of other sources, oldest first, until ``needed`` more bytes fit."""
+        total = needed + sum(stored.kept_bytes for stored in self._stored.values())
+        for stored in self._stored.values():
+            if needed and total > self.limit_mib * MIB:
+                total -= stored.kept_bytes
+                stored.kept = None
 
-    def measure(self, source: FrameSource) -> tuple[int, Counter[tuple[int, int]]]:
-        """Number of frames and how many there are of each (height, width); reads the source where nobody did."""
+    def sizes(self, source: FrameSource) -> Counter[tuple[int, int]]:
+        """Number of frames of each (height, width); reads the source unless it was read before."""
         if repr(source) not in self._stored:
             for _ in self.frames(source):
                 pass
-        stored = self._stored[repr(source)]
-        return stored.frames, stored.sizes
+        return self._stored[repr(source)].sizes
 
     def digest(self, source: FrameSource) -> str:
         """Digest of all frames of a source that was read."""
@@ -166,6 +123,6 @@ class FrameStore:
 
 
 def _digest(digest: int, frame: StreamFrame) -> int:
-    """Running checksum over stamps, cameras, sizes and pixels."""
+    """Update a checksum with the stamp, camera, size and pixels of a frame."""
     head = struct.pack("<dII", frame.stamp, *frame.picture.shape[:2]) + frame.camera.encode()
     return zlib.crc32(np.ascontiguousarray(frame.picture).data, zlib.crc32(head, digest))

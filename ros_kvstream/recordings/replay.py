@@ -1,7 +1,8 @@
-"""Plays one image topic of a recording over DDS at its true pace, with the stamps that it holds, from its own process.
+# SPDX-License-Identifier: Apache-2.0
+"""Replay of a bag's images over DDS at the recorded pace, with their recorded stamps.
 
-``python -m ros_kvstream.recordings.replay BAG`` prints a JSON line per event: {"waiting": topic}, then
-{"frame": i, "stamp": seconds} right after frame i was published, then {"published": n}.
+``python -m ros_kvstream.recordings.replay BAG`` plays one image topic from its own process. It prints one JSON object
+per line: {"waiting": topic}, then {"frame": i, "stamp": seconds} after each published frame, then {"published": n}.
 """
 
 from __future__ import annotations
@@ -10,95 +11,104 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ros_kvstream.errors import KvStreamError
-from ros_kvstream.recordings.bags import ImageTopic, find_image_topic, header_stamp, read_messages
+from ros_kvstream.recordings.bag_salvage import RawMessage
+from ros_kvstream.recordings.bags import ONE_CAMERA, BagSource, ImageTopic, find_image_topic
 
 CLOCK_PERIOD = 0.1
 """Longest time between two messages on /clock, seconds."""
 SETTLE = 0.3
-"""Seconds between finding a subscriber and the first frame: the subscriber must find the publisher too."""
+"""Seconds between finding a subscriber and the first frame: the subscriber must discover the publisher too."""
 LINGER = 0.5
 """Seconds that the publisher stays after its last frame, so that it still arrives."""
 
 
 class Player:
-    """Publishes serialized image messages when they are due, and the time of the recording on /clock beside them."""
+    """Publishes serialized images when they are due and, optionally, the recorded time on /clock."""
 
-    def __init__(self, node: Any, topic: ImageTopic, *, clock: bool) -> None:
-        """:param clock: also publish /clock, for a node that runs on the time of the recording."""
+    def __init__(self, node: Any, topics: Mapping[str, ImageTopic], *, clock: bool = False, rate: float = 1.0) -> None:
+        """:param topics: by camera; :param clock: publish /clock too; :param rate: 2 plays at twice the pace."""
         from rclpy.qos import QoSProfile, ReliabilityPolicy
         from rosgraph_msgs.msg import Clock
         from sensor_msgs.msg import CompressedImage, Image
 
-        kind = CompressedImage if topic.transport == "compressed" else Image
-        # Reliable: a subscriber may ask for that or for best effort, and gets what it asks for.
-        self._images = node.create_publisher(
-            kind, topic.played_as, QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
-        )
+        quality = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)  # best-effort subscribers match too
+        self._publishers = {
+            camera: node.create_publisher(Image if topic.transport == "raw" else CompressedImage, topic.played_as,
+                                          quality)
+            for camera, topic in topics.items()
+        }  # fmt: skip
         self._clock = node.create_publisher(Clock, "/clock", 10) if clock else None
+        self._rate = rate
         self._begun: tuple[float, int] | None = None
 
-    @property
-    def subscribers(self) -> int:
-        """How many listen to the images."""
-        return int(self._images.get_subscription_count())
+    def subscribed(self) -> bool:
+        """Whether every topic has a subscriber."""
+        return all(publisher.get_subscription_count() for publisher in self._publishers.values())
 
-    def publish(self, received: int, data: bytes) -> None:
-        """Wait until the frame is due, then publish it; the first is due at once.
-
-        :param received: nanoseconds at which the recorder received it.
-        """
+    def publish(self, camera: str, message: RawMessage) -> None:
+        """Wait until the message is due, then publish it; the first is due at once."""
         if self._begun is None:
-            self._begun = (time.monotonic(), received)
-        due = self._begun[0] + (received - self._begun[1]) / 1e9
+            self._begun = (time.monotonic(), message.received)
+        due = self._begun[0] + (message.received - self._begun[1]) / 1e9 / self._rate
         while (left := due - time.monotonic()) > 0:
-            self._tell_time()
+            self._publish_clock()
             time.sleep(min(left, CLOCK_PERIOD))
-        self._tell_time()
-        self._images.publish(bytes(data))  # serialized already
+        self._publish_clock()
+        self._publishers[camera].publish(message.data)  # serialized already
 
-    def _tell_time(self) -> None:
+    def delay(self, seconds: float) -> None:
+        """Make all further messages due later."""
+        if self._begun is not None:
+            self._begun = (self._begun[0] + seconds, self._begun[1])
+
+    def _publish_clock(self) -> None:
         if self._clock is None or self._begun is None:
             return
         from builtin_interfaces.msg import Time
         from rosgraph_msgs.msg import Clock
 
-        seconds, nanoseconds = divmod(self._begun[1] + int((time.monotonic() - self._begun[0]) * 1e9), 10**9)
+        played = int((time.monotonic() - self._begun[0]) * self._rate * 1e9)
+        seconds, nanoseconds = divmod(self._begun[1] + played, 10**9)
         self._clock.publish(Clock(clock=Time(sec=seconds, nanosec=nanoseconds)))
 
 
-def _say(**event: object) -> None:
+def _print(**event: object) -> None:
     print(json.dumps(event), flush=True)
 
 
-def play(path: Path, topic: ImageTopic, *, seconds: float, clock: bool, patience: float) -> int:
-    """Play the topic once somebody listens; returns the number of frames published.
+def play(path: Path, topic: ImageTopic, *, seconds: float, clock: bool, patience: float) -> None:
+    """Play the topic as soon as there is a subscriber.
 
-    :param seconds: only the first so many; 0: all. :param patience: seconds to wait for a subscriber.
+    :param seconds: play only the first so many; 0: all. :param patience: seconds to wait for a subscriber.
     """
     import rclpy
 
     node = rclpy.create_node("kvstream_replay")
     try:
-        player = Player(node, topic, clock=clock)
-        _say(waiting=topic.played_as)
+        player = Player(node, {ONE_CAMERA: topic}, clock=clock)
+        _print(waiting=topic.played_as)
         deadline = time.monotonic() + patience
-        while not player.subscribers:
+        while not player.subscribed():
             if time.monotonic() > deadline:
                 raise KvStreamError(f"nobody subscribed to {topic.played_as} within {patience:g} s")
             time.sleep(0.02)
         time.sleep(SETTLE)
-        count = 0
-        for received, data in read_messages(path, topic, seconds):
-            player.publish(received, data)
-            _say(frame=count, stamp=header_stamp(data))
+        count, first = 0, None
+        source = BagSource(path, ((ONE_CAMERA, topic.name),))
+        for stamp, camera, message in source.messages(lambda note: print(note, file=sys.stderr)):
+            first = message.received if first is None else first
+            if seconds and message.received - first > seconds * 1e9:
+                break
+            player.publish(camera, message)
+            _print(frame=count, stamp=stamp)
             count += 1
         time.sleep(LINGER)
-        _say(published=count)
-        return count
+        _print(published=count)
     finally:
         node.destroy_node()
 
@@ -108,8 +118,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("bag", type=Path)
     parser.add_argument("--topic", default="", help="image topic (the only one)")
-    parser.add_argument("--seconds", type=float, default=0.0, help="play only the first so many (all)")
-    parser.add_argument("--clock", action="store_true", help="publish the time of the recording on /clock")
+    parser.add_argument("--seconds", type=float, default=0.0, help="play only the first so many seconds (all)")
+    parser.add_argument("--clock", action="store_true", help="publish the recorded time on /clock")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for a subscriber")
     options = parser.parse_args()
 

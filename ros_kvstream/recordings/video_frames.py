@@ -1,4 +1,5 @@
-"""Pictures of a video file at a steady rate, decoded by PyAV in place."""
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of a video file at a fixed rate, decoded by PyAV."""
 
 from __future__ import annotations
 
@@ -14,37 +15,37 @@ from ros_kvstream.settings import require_finite
 
 @dataclass(frozen=True)
 class VideoSource:
-    """A part of a video; its stamps are seconds from the video's beginning."""
+    """A part of a video; stamps are seconds from the start of the video."""
 
     path: Path
     name: str
     """Name in results."""
     rate_hz: float = 1.0
-    """Frames a second that are taken; a slower video gives all it has."""
+    """Frames per second that are taken; all frames of a slower video."""
     start: float = 0.0
     """Seconds at which the part begins."""
     end: float = 0.0
-    """Seconds at which it ends; 0: with the video."""
+    """Seconds at which it ends; 0: the end of the video."""
 
     def __post_init__(self) -> None:
         require_finite("--rate", self.rate_hz, 0.01, 240.0)
 
     def data(self) -> dict[str, Any]:
-        """What is read, as plain data."""
+        """Plain data that identifies the frames."""
         size = self.path.stat().st_size if self.path.is_file() else 0
         return {"video": self.path.name, "bytes": size, "rate_hz": self.rate_hz, "start": self.start, "end": self.end}
 
     def count(self) -> int:
-        """About how many frames there are; 0 where the file does not say."""
+        """Approximate number of frames; 0 where the file does not say."""
         end = self.end or video_seconds(self.path)
         return max(0, round((end - self.start) * self.rate_hz))
 
     def first_stamp(self) -> float:
-        """The video's beginning."""
+        """Start of the video."""
         return 0.0
 
     def frames(self, note: Callable[[str], None]) -> Iterator[StreamFrame]:
-        """The first picture at or after each tick of the rate; what follows a damaged place is left out aloud."""
+        """Yield the first frame at or after each tick of the rate; a damaged part ends the stream with a note."""
         import av
 
         due = self.start
@@ -61,7 +62,7 @@ class VideoSource:
                     yield StreamFrame(stamp, "camera", picture.to_ndarray(format="rgb24"))
                     due += max(1.0, (stamp - due) * self.rate_hz // 1.0 + 1.0) / self.rate_hz
         except IndexError as error:
-            raise KvStreamError(f"{self.path}: holds no video") from error
+            raise KvStreamError(f"{self.path}: the file holds no video") from error
         except av.error.FFmpegError as error:
             if due == self.start:
                 raise KvStreamError(f"{self.path}: cannot be read as a video ({error})") from error

@@ -1,1 +1,2 @@
-"""Which archived frames answer a question: experts that rank, rank fusion, and the gate for now."""
+# SPDX-License-Identifier: Apache-2.0
+"""Which archived frames answer a question: experts, rank fusion, and the context for the answer."""

@@ -1,46 +1,51 @@
-"""The stream's way into the archive and back: every prefilled frame goes in, a question's moments come out."""
+# SPDX-License-Identifier: Apache-2.0
+"""The archive of a stream and its external encoder: prefilled frames go in, their embeddings in idle time."""
 
 from __future__ import annotations
 
 import logging
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, SettingsError
 from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.archive.plan import MIB, ArchiveShape, plan_archive
 from ros_kvstream.memory.archive.records import ArchiveStatus, FrameToArchive
-from ros_kvstream.memory.archive.snapshot import empty_for
-from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.frame_index import FrameRecord
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.retrieval.external import ExternalEncoder, make_encoder
-from ros_kvstream.retrieval.retriever import Retriever
 from ros_kvstream.retrieval.token_indices import token_indices
 from ros_kvstream.settings import ArchiveSettings, RetrievalSettings
 
 log = logging.getLogger(__name__)
 
 CAMERAS = 4
-"""Cameras whose frames before are remembered for comparison; more take turns."""
+"""Cameras whose previous frames are kept for comparison; further cameras replace them in turn."""
 THUMBNAIL_SIDE = 96
 """Longest side of a thumbnail, pixels."""
 
 
 def default_layers(layers: int) -> tuple[int, ...]:
-    """Layers that the internal expert searches when none are named: one third in, and the last."""
+    """Layers that the internal expert searches by default: one third in, and the last."""
     return tuple(sorted({layers // 3, layers - 1}))
 
 
+def model_fingerprint(model: VideoLanguageModel) -> str:
+    """Family and a checksum of the weights, taken from the embedding of the model's prompt."""
+    vectors = model.embed(model.prefix_ids).float().cpu().numpy()
+    return f"{model.family} {zlib.crc32(np.ascontiguousarray(vectors).tobytes()):08x}"
+
+
 class ArchiveRetrieval:
-    """An archive beside the arena. Made once; the archive itself is allocated when the first frame's size is known."""
+    """An archive beside the arena; the archive is allocated when the size of the first frame is known."""
 
     def __init__(self, archive: ArchiveSettings, retrieval: RetrievalSettings, model: VideoLanguageModel) -> None:
         """Load the external expert and check the settings.
@@ -56,7 +61,7 @@ class ArchiveRetrieval:
             self.encoder = make_encoder(retrieval.external, str(model.device))
         self._archive_settings = archive
         self._model = model
-        self._waiting: deque[tuple[int, NDArray[np.uint8]]] = deque()
+        self._pending: deque[tuple[int, NDArray[np.uint8]]] = deque()
         self._failure = ""
         self._too_large = 0
         if retrieval.positions == "original" and not model.tokens_per_second:
@@ -87,15 +92,10 @@ class ArchiveRetrieval:
 
     def _open(self, patches: int) -> None:
         plan = plan_archive(self._shape(patches), self._archive_settings)
-        self.archive = Archive(plan, self._fingerprint())
-
-    def _fingerprint(self) -> str:
-        """The model and its weights, told by what it makes of its own prompt."""
-        vectors = self._model.embed(self._model.prefix_ids).float().cpu().numpy()
-        return f"{self._model.family} {zlib.crc32(np.ascontiguousarray(vectors).tobytes()):08x}"
+        self.archive = Archive(plan, model_fingerprint(self._model))
 
     def prepare(self, patches: int) -> None:
-        """Allocate the archive for frames of this many visual tokens, once; a cap too small for them is reported."""
+        """Allocate the archive for frames of this many visual tokens, once; a cap that is too small is reported."""
         if self.archive is None and not self._failure:
             try:
                 self._open(patches)
@@ -108,31 +108,38 @@ class ArchiveRetrieval:
         return self.settings.capacity_tokens or self.settings.top_k * frame_tokens
 
     @property
-    def retriever(self) -> Retriever | None:
-        """Ranks the archive's frames; None while there is nothing to rank."""
+    def searchable(self) -> Archive | None:
+        """The archive if it holds frames and retrieval is on; else None."""
         if self.archive is None or self.archive.table.count == 0 or self.settings.top_k == 0:
             return None
-        return Retriever(self.archive, self.settings, self.encoder)
+        return self.archive
 
     @property
     def first_frame_id(self) -> int:
-        """Id for the stream's first frame: after those that a reopened archive holds."""
+        """Id for the first frame of the stream: after those in a reopened archive."""
         return self.archive.newest_frame_id + 1 if self.archive is not None else 0
 
-    # -- in ---------------------------------------------------------------------------------------------------------
+    # -- frames -----------------------------------------------------------------------------------------------------
 
     def remember(
-        self, arena: Arena, frames: Sequence[Frame], encoded: Sequence[FrameTokens], records: Sequence[FrameRecord]
+        self,
+        frames: Sequence[Frame],
+        encoded: Sequence[FrameTokens],
+        records: Sequence[FrameRecord],
+        keys: Mapping[int, Tensor],
+        values: Mapping[int, Tensor],
     ) -> None:
-        """Archive the frames that were appended to the arena last, in this order."""
+        """Archive the frames of one prefill.
+
+        :param keys: layer -> un-rotated keys of all their tokens, [kv_heads, tokens, head_dim];
+        :param values: layer -> values, the same shape.
+        """
         if self.archive is None:
             return
-        sizes = [len(tokens.embeddings) for tokens in encoded]
-        keys, values = self._newest(arena, sum(sizes))
         start = 0
-        for frame, tokens, record, size in zip(frames, encoded, records, sizes, strict=True):
-            rows = slice(start, start + size)
-            start += size
+        for frame, tokens, record in zip(frames, encoded, records, strict=True):
+            rows = slice(start, start + len(tokens.embeddings))
+            start = rows.stop
             if self._model.frame_tokens(tokens.rows, tokens.columns) > self.archive.plan.shape.patches:
                 self._too_large += 1
                 continue
@@ -142,97 +149,86 @@ class ArchiveRetrieval:
                     record.stamp,
                     record.camera,
                     (tokens.rows, tokens.columns),
-                    keys[:, :, rows],
-                    values[:, :, rows],
+                    torch.stack([keys[layer][:, rows] for layer in sorted(keys)]),
+                    torch.stack([values[layer][:, rows] for layer in sorted(values)]),
                     stamp_end=record.stamp_end,
                     thumbnail=self._thumbnail(frame),
                     patches=token_indices(self._model, tokens),
                 )
             )
             if taken and self.encoder is not None:
-                self._wait_for_idle(record.frame_id, frame)
-
-    def _newest(self, arena: Arena, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Un-rotated keys and values of the last ``tokens`` frame slots, [layers, kv_heads, tokens, head_dim]."""
-        keys, values = [], []
-        for index in range(self._model.shape.layers):
-            slots = arena.frame_slots(index)
-            keys.append(arena.rotary.unrotate(slots.keys[:, -tokens:], slots.positions[:, -tokens:]))
-            values.append(slots.values[:, -tokens:])
-        return torch.stack(keys), torch.stack(values)
+                self._queue_picture(record.frame_id, frame, self.encoder.picture_side)
 
     def _thumbnail(self, frame: Frame) -> bytes:
-        room = self._archive_settings.thumbnail_bytes
-        if not room:
+        limit = self._archive_settings.thumbnail_bytes
+        if not limit:
             return b""
         scale = min(1.0, THUMBNAIL_SIDE / max(frame.shape[:2]))
         size = (max(1, round(frame.shape[1] * scale)), max(1, round(frame.shape[0] * scale)))
         small = cv2.cvtColor(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
         for quality in (80, 50, 25):
             _, data = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, quality])
-            if len(data) <= room:
+            if len(data) <= limit:
                 return data.tobytes()
         return b""
 
     def extend(self, frame_id: int, stamp_end: float) -> None:
-        """Let an archived frame stand for a redundant one that came later."""
+        """Extend the time span of an archived frame over a redundant one."""
         if self.archive is not None:
             self.archive.complete(frame_id, stamp_end=stamp_end)
 
-    # -- the external expert's vectors --------------------------------------------------------------------------------
+    # -- embeddings of the external expert --------------------------------------------------------------------------
 
-    def _wait_for_idle(self, frame_id: int, frame: Frame) -> None:
-        assert self.encoder is not None
-        side = self.encoder.picture_side
+    def _queue_picture(self, frame_id: int, frame: Frame, side: int) -> None:
         small = cv2.resize(frame, (side, side), interpolation=cv2.INTER_AREA)
-        self._waiting.append((frame_id, np.asarray(small, dtype=np.uint8)))
-        while len(self._waiting) > self.settings.pending_pictures:
+        self._pending.append((frame_id, np.asarray(small, dtype=np.uint8)))
+        while len(self._pending) > self.settings.pending_pictures:
             self.idle()
 
     def idle(self) -> bool:
-        """Embed one waiting picture; False when none waits. For the worker's idle moments."""
-        if not self._waiting or self.encoder is None or self.archive is None:
+        """Embed one pending picture; False when there is none. For the worker's idle time."""
+        if not self._pending or self.encoder is None or self.archive is None:
             return False
-        frame_id, picture = self._waiting.popleft()
+        frame_id, picture = self._pending.popleft()
         self.archive.complete(frame_id, embedding=self.encoder.embed_image(picture))
         return True
 
     def embed_pending(self) -> None:
-        """Embed all waiting pictures, so that a question finds them."""
+        """Embed all pending pictures, so that a question finds them."""
         while self.idle():
             pass
 
     # -- state ------------------------------------------------------------------------------------------------------
 
     def status(self) -> ArchiveStatus:
-        """The archive's report, with what kept frames from reaching it."""
+        """The archive's status, including frames that were too large for it."""
         if self.archive is None:
             budget = int(self._archive_settings.budget_mib * MIB)
             return ArchiveStatus("failed" if self._failure else "ok", self._failure, budget_bytes=budget)
         status = self.archive.status()
         if self._too_large and status.state == "ok":
             patches = self.archive.plan.shape.patches
-            reason = f"{self._too_large} frames had more than {patches} visual tokens: set archive.frame_patches higher"
+            reason = f"{self._too_large} frames had more than {patches} visual tokens: raise archive.frame_patches"
             status = replace(status, state="degraded", message=reason)
         return status
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._waiting.clear()
+        """Remove all frames."""
+        self._pending.clear()
         if self.archive is not None:
             self.archive.clear()
 
     def finish(self) -> None:
-        """Bring everything that is on its way into the archive."""
+        """Embed pending pictures and wait until all frames are in the archive."""
         self.embed_pending()
         if self.archive is not None:
             self.archive.wait()
 
-    def empty(self, records: Iterable[FrameRecord]) -> None:
-        """Make ready for a memory with these frames that is loaded; see :func:`empty_for`."""
-        self._waiting.clear()
+    def empty_for(self, records: Iterable[FrameRecord]) -> None:
+        """Prepare for loading a memory that holds these frames; see :meth:`Archive.empty_for`."""
+        self._pending.clear()
         if self.archive is not None:
-            empty_for(self.archive, records)
+            self.archive.empty_for(records)
 
     def close(self) -> None:
         """Write what is queued and close the archive."""

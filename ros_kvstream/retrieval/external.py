@@ -1,4 +1,5 @@
-"""The external expert: an image-text encoder that ranks frames by likeness of picture and question."""
+# SPDX-License-Identifier: Apache-2.0
+"""The external expert: an image-text encoder that ranks frames by similarity of picture and question."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ Vector = NDArray[np.float32]
 
 
 class ExternalEncoder(Protocol):
-    """Pictures and questions as vectors whose dot product is their likeness."""
+    """Encodes pictures and questions as vectors whose dot product is their similarity."""
 
     name: str
     size: int
     """Numbers in a vector."""
     picture_side: int
-    """Pixels a side that it looks at; pictures may be stored this small until they are encoded."""
+    """Side of its input in pixels; pending pictures are stored at this size."""
 
     def embed_image(self, picture: NDArray[np.uint8]) -> Vector:
         """RGB uint8 [height, width, 3] of any size to a float32 vector [size]."""
@@ -34,7 +35,7 @@ class ExternalEncoder(Protocol):
 
 
 def external_scores(archive: Archive, query: Vector) -> NDArray[np.float32]:
-    """Score of every archive slot, float32 [slots]; -inf where a frame has no embedding (yet)."""
+    """Score of every archive slot, float32 [slots]; -inf where a frame has no embedding yet."""
     table, step = archive.table, archive.plan.index_chunk
     known = table.frames["live"] & table.frames["embedded"]
     vector = torch.from_numpy(np.ascontiguousarray(query, dtype=np.float32))
@@ -47,10 +48,10 @@ def external_scores(archive: Archive, query: Vector) -> NDArray[np.float32]:
 
 
 class TransformersEncoder:
-    """Any CLIP or SigLIP that transformers loads, by hub id or local folder."""
+    """A CLIP or SigLIP model that transformers loads, by hub id or local folder."""
 
     def __init__(self, path: str, device: str = "cpu") -> None:
-        """Load it; raises ModelError when it cannot be found or is no image-text encoder."""
+        """Load the model; raises ModelError when it cannot be found or is not an image-text encoder."""
         from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
         self.name = path
@@ -60,11 +61,11 @@ class TransformersEncoder:
             self._processor: Any = AutoImageProcessor.from_pretrained(path, use_fast=False)
         except (OSError, ValueError, ImportError) as error:
             raise ModelError(
-                f"retrieval.external = {path!r} cannot be loaded ({error}). Give a CLIP or SigLIP by hub id or folder, "
-                "'tiny', 'imagenet', or '' for none."
+                f"retrieval.external = {path!r} cannot be loaded ({error}). Set it to the hub id or folder of a CLIP "
+                "or SigLIP model, 'tiny', 'imagenet', or '' for none."
             ) from error
         if not hasattr(self._model, "get_image_features") or not hasattr(self._model, "get_text_features"):
-            raise ModelError(f"retrieval.external = {path!r} is no image-text encoder such as CLIP or SigLIP")
+            raise ModelError(f"retrieval.external = {path!r} is not an image-text encoder: use a CLIP or SigLIP model")
         self._device = device
         self.picture_side = int(self._model.config.vision_config.image_size)
         self.size = len(self.embed_text("size"))
@@ -77,7 +78,7 @@ class TransformersEncoder:
 
     @torch.inference_mode()
     def embed_text(self, text: str) -> Vector:
-        """A question to a unit vector [size]; SigLIP was trained on padded text, so its text is padded."""
+        """A question to a unit vector [size]; text for SigLIP is padded, as in its training."""
         padding = "max_length" if "siglip" in self._model.config.model_type else True
         inputs = self._tokenizer([text], padding=padding, truncation=True, return_tensors="pt").to(self._device)
         return _unit(self._model.get_text_features(**inputs))
@@ -90,7 +91,7 @@ def _unit(features: Any) -> Vector:
 
 
 def make_encoder(name: str, device: str = "cpu") -> ExternalEncoder | None:
-    """The external expert by the parameter's value: "" (none), "tiny", "imagenet", a hub id or a folder."""
+    """The encoder named by ``retrieval.external``: "" (none), "tiny", "imagenet", a hub id or a folder."""
     if not name:
         return None
     if name == "tiny":

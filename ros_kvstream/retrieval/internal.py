@@ -1,8 +1,9 @@
-"""The internal expert: the model's own attention, question queries against archived frame keys.
+# SPDX-License-Identifier: Apache-2.0
+"""The internal expert: the model's own attention, from question queries to archived frame keys.
 
-Both are un-rotated, so that a frame's score does not depend on when it was seen. The published form (ReKV) compares the
-mean of the question's queries with the mean of a frame's keys; the mean buries small objects and drifts with time, so
-the last question token against each patch, the best patch counting, is the default here.
+Both are un-rotated, so a frame's score does not depend on its position. The published form (ReKV) compares the mean of
+the question's queries with the mean of a frame's keys; small objects vanish in the mean, and it drifts with time. The
+default here is the last question token against each patch, and the maximum over patches.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.settings import RetrievalSettings
 
 NEIGHBOURS = 16
-"""Archived frames before and after that a frame's score is compared with."""
+"""Archived frames before and after with which a frame's score is compared."""
 NOT_SCORED = float("-inf")
-"""Score of slots that hold no frame."""
+"""Score of slots without a frame."""
 
 
 def question_queries(queries: Mapping[int, Tensor], query: str) -> dict[int, Tensor]:
-    """One query a layer and head from all of a question's tokens.
+    """One query per layer and head from all tokens of a question.
 
     :param queries: layer -> un-rotated queries, [heads, tokens, head_dim]; :param query: "last" or "mean".
     :returns: layer -> float32 [heads, head_dim] on the CPU.
@@ -33,18 +34,19 @@ def question_queries(queries: Mapping[int, Tensor], query: str) -> dict[int, Ten
     return {layer: tensor.float().mean(1).cpu() for layer, tensor in queries.items()}
 
 
-def score_plane(
-    plane: Tensor, counts: Tensor, query: Tensor, *, mean_key: bool, patch_pooling: str, head_pooling: str, chunk: int
-) -> Tensor:
+def score_layer(
+    index_keys: Tensor, counts: Tensor, query: Tensor, *,
+    mean_key: bool, patch_pooling: str, head_pooling: str, chunk: int,
+) -> Tensor:  # fmt: skip
     """Score every slot of one layer.
 
-    :param plane: look-up keys, float16 [slots, entries, kv_heads * head_dim];
+    :param index_keys: float16 [slots, entries, kv_heads * head_dim];
     :param mean_key: whether entry 0 is the mean key;
     :param counts: valid entries of each slot, [slots]; :param query: float32 [heads, head_dim].
-    :param chunk: slots turned to float32 at a time.
+    :param chunk: slots converted to float32 at a time.
     :returns: dot products / sqrt(head_dim), pooled, float32 [slots].
     """
-    slots, entries, width = plane.shape
+    slots, entries, width = index_keys.shape
     heads, head_dim = query.shape
     kv_heads = width // head_dim
     grouped = query.view(kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
@@ -53,7 +55,7 @@ def score_plane(
     keys = torch.empty(min(chunk, slots), entries, width)
     for start in range(0, slots, chunk):
         end = min(start + chunk, slots)
-        part = keys[: end - start].copy_(plane[start:end])
+        part = keys[: end - start].copy_(index_keys[start:end])
         if head_pooling == "mean":
             torch.mv(part.view(-1, width), mean_query, out=products[start:end].view(-1))
         else:
@@ -69,9 +71,9 @@ def score_plane(
 
 
 def sums_around(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of each frame's neighbours in time and its own, and how many they are.
+    """Sum of the values of each frame and its neighbours in time, and their number.
 
-    :param values: in the order of time, [frames, ...]; returns [frames, ...] and int64 [frames].
+    :param values: in time order, [frames, ...]; returns [frames, ...] and int64 [frames].
     """
     frames = len(values)
     sums = torch.cat([values.new_zeros(1, *values.shape[1:]), values.cumsum(0)])
@@ -81,9 +83,9 @@ def sums_around(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_drift(scores: Tensor, by_time: Tensor) -> Tensor:
-    """Scores less the mean of their neighbours in time: what stands out where it was seen.
+    """Scores minus the mean of their neighbours in time.
 
-    From the second layer on a frame's keys depend on what the arena held when it was encoded, so plain scores drift.
+    From the second layer on, a frame's keys depend on the arena's content when it was encoded, so plain scores drift.
 
     :param scores: [frames]; :param by_time: indices of the frames, oldest first, [frames].
     """
@@ -99,10 +101,10 @@ def internal_scores(
 ) -> Tensor:
     """Score of every archive slot: the mean over layers of scores standardised over the frames held.
 
-    Layers disagree in scale, not only in order: standardising lets none of them decide alone.
+    Layers differ in scale: without standardising, one of them would decide alone.
 
     :param queries: layer -> float32 [heads, head_dim] from :func:`question_queries`.
-    :param plain: leave the drift in, as published; for comparison.
+    :param plain: keep the drift, as published; for benchmarks.
     :returns: float32 [slots], -inf where a slot holds no frame.
     """
     plan, table = archive.plan, archive.table
@@ -112,7 +114,7 @@ def internal_scores(
     total = torch.zeros(plan.frames)
     searched = [layer for layer in plan.shape.index_layers if layer in queries]
     for layer in searched:
-        scores = score_plane(
+        scores = score_layer(
             table.index_keys[plan.shape.index_layers.index(layer)],
             counts,
             queries[layer],

@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small image-text encoder trained on patrol streams (training/encoder.py).
 
-Pictures go through four convolutions whose strongest response anywhere counts; a question is the sum of its words'
-vectors. It knows the patrol world's words and no others, and does for the demo what a CLIP does for a robot.
+A picture's vector is the maximum over the picture of four convolutions' responses; a question's is the sum of its word
+vectors. The vocabulary is that of the patrol world: the demo uses it in place of a CLIP model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ros_kvstream.errors import ModelError
 WEIGHTS = Path(__file__).parent / "weights" / "tiny_encoder.safetensors"
 SIDE = 56
 SIZE = 64
-"""Numbers in a vector."""
+"""Size of a vector."""
 
 
 def words(text: str) -> list[str]:
@@ -31,7 +32,7 @@ def words(text: str) -> list[str]:
 
 
 class EncoderNetwork(nn.Module):
-    """The network: pictures [n, 3, 56, 56] in 0 - 1 and word numbers to unit vectors [n, SIZE]."""
+    """Encodes pictures [n, 3, 56, 56] in 0 - 1, and word indices, as unit vectors [n, SIZE]."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -49,12 +50,12 @@ class EncoderNetwork(nn.Module):
         return functional.normalize(self.project(self.picture(pixels - 0.5).amax((2, 3))), dim=-1)
 
     def questions(self, numbers: Tensor, offsets: Tensor) -> Tensor:
-        """Unit vectors of questions, given as one list of word numbers with each question's start."""
+        """Unit vectors of questions, given as one list of word indices with each question's offset."""
         return functional.normalize(self.word(numbers, offsets), dim=-1)
 
 
 class TinyEncoder:
-    """The trained network as an external expert."""
+    """The trained network as an external encoder."""
 
     name = "tiny"
     size = SIZE
@@ -85,7 +86,7 @@ class TinyEncoder:
 
     @torch.inference_mode()
     def embed_text(self, text: str) -> NDArray[np.float32]:
-        """A question to a unit vector [size]; zeros when it has no known word, so that all frames rank alike."""
+        """A question to a unit vector [size]; zeros when it has no known word."""
         numbers = [self._numbers[word] for word in words(text) if word in self._numbers]
         if not numbers:
             return np.zeros(SIZE, np.float32)
@@ -93,6 +94,6 @@ class TinyEncoder:
 
 
 def pixels_of(pictures: list[NDArray[np.uint8]]) -> Tensor:
-    """Pictures as the network takes them, float32 [n, 3, 56, 56] in 0 - 1."""
+    """Pictures resized for the network, float32 [n, 3, 56, 56] in 0 - 1."""
     small = [cv2.resize(picture, (SIDE, SIDE), interpolation=cv2.INTER_AREA) for picture in pictures]
     return torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2).float() / 255.0

@@ -1,4 +1,5 @@
-"""Numbers by which the archive knows a frame's tokens: patches in raster order, behind them texts and separators."""
+# SPDX-License-Identifier: Apache-2.0
+"""Indices of a frame's tokens in the archive: patches in raster order, then texts and separators."""
 
 from __future__ import annotations
 
@@ -10,29 +11,30 @@ from ros_kvstream.models.layout import SEPARATOR, TEXT_AFTER, TEXT_BEFORE
 
 
 def token_indices(model: VideoLanguageModel, tokens: FrameTokens) -> Tensor | None:
-    """Number of each token of a frame, int64 [tokens]; None for all patches and nothing else."""
+    """Index of each token of a frame, int64 [tokens]; None for all patches and nothing else."""
     if tokens.coordinates is None:
         return None
     rows, columns = tokens.rows, tokens.columns
     h, w = tokens.coordinates.long().unbind(-1)
     text, behind = rows * columns, rows * columns + model.frame_text_tokens
-    numbers = h * columns + w
-    numbers = torch.where(h == TEXT_BEFORE, text - 1 - w, numbers)
-    numbers = torch.where(h == TEXT_AFTER, behind - 1 - w, numbers)
-    return torch.where(h == SEPARATOR, behind + w, numbers)
+    indices = h * columns + w
+    indices = torch.where(h == TEXT_BEFORE, text - 1 - w, indices)
+    indices = torch.where(h == TEXT_AFTER, behind - 1 - w, indices)
+    return torch.where(h == SEPARATOR, behind + w, indices)
 
 
-def grid_coordinates(model: VideoLanguageModel, numbers: Tensor, rows: int, columns: int) -> Tensor:
-    """Places (models/layout.py), int32 [tokens, 2], from numbers, int64 [tokens]."""
+def grid_coordinates(model: VideoLanguageModel, indices: Tensor, rows: int, columns: int) -> Tensor:
+    """Grid coordinates (models/layout.py), int32 [tokens, 2], from indices, int64 [tokens]."""
     text, behind = rows * columns, rows * columns + model.frame_text_tokens
-    if not (numbers >= text).any():  # patches alone, as in most families
-        return torch.stack([numbers.div(columns, rounding_mode="floor"), numbers % columns], dim=-1).int()
-    after = behind - len(model.frame_text(0.0)[1])  # as many behind every frame; the time before it varies
-    coordinates = torch.stack([numbers.div(columns, rounding_mode="floor"), numbers % columns], dim=-1)
+    if not (indices >= text).any():  # patches alone, as in most families
+        return torch.stack([indices.div(columns, rounding_mode="floor"), indices % columns], dim=-1).int()
+    after = behind - len(model.frame_text(0.0)[1])  # the text after a grid has a fixed length
+    coordinates = torch.stack([indices.div(columns, rounding_mode="floor"), indices % columns], dim=-1)
     for start, h, w in (
-        (text, TEXT_BEFORE, text - 1 - numbers),
-        (after, TEXT_AFTER, behind - 1 - numbers),
-        (behind, SEPARATOR, numbers - behind),
+        (text, TEXT_BEFORE, text - 1 - indices),
+        (after, TEXT_AFTER, behind - 1 - indices),
+        (behind, SEPARATOR, indices - behind),
     ):
-        coordinates = torch.where((numbers >= start)[:, None], torch.stack([torch.full_like(w, h), w], dim=-1), coordinates)
+        place = torch.stack([torch.full_like(w, h), w], dim=-1)
+        coordinates = torch.where((indices >= start)[:, None], place, coordinates)
     return coordinates.int()

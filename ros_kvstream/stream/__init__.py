@@ -1,4 +1,5 @@
-"""VideoMemory, all that a Python user needs: observe frames, ask questions, save and load."""
+# SPDX-License-Identifier: Apache-2.0
+"""VideoMemory, the Python interface: observe frames, ask questions, save and load."""
 
 from ros_kvstream.stream.memory import VideoMemory
 

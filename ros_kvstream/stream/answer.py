@@ -1,173 +1,137 @@
-"""One question's way through the arena: prefill, decode, evidence, roll back."""
+# SPDX-License-Identifier: Apache-2.0
+"""Answering of one question: check, flush, context, prefill, decode, evidence, roll back."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from ros_kvstream.errors import QuestionCancelled, QuestionError
 from ros_kvstream.memory.arena import Arena, Chunk
-from ros_kvstream.memory.frame_index import FrameIndex
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.records import FrameEvidence, LatencyBreakdown
-from ros_kvstream.retrieval.attention_evidence import attention_mass
-from ros_kvstream.retrieval.context import Context, ContextBuilder, Filters
+from ros_kvstream.records import Answer, LatencyBreakdown, Question
+from ros_kvstream.retrieval.context import build_context
+from ros_kvstream.retrieval.evidence import attended_evidence, attention_mass
 from ros_kvstream.settings import MemorySettings
-
-MAX_EVIDENCE = 8
-"""Frames named as evidence of an answer, best first."""
+from ros_kvstream.stream.ingest import Ingest
 
 
-@dataclass(frozen=True)
-class AnswerLimits:
-    """What a caller asked for beside the question; refuses bad values when made."""
+def check_question(
+    model: VideoLanguageModel, memory: MemorySettings, text: str, camera: str = "", since: float = 0.0,
+    until: float = 0.0, max_new_tokens: int | None = None,
+) -> Question:  # fmt: skip
+    """The question with its tokens and limits; parameters as in :meth:`VideoMemory.ask`.
 
-    camera: str
-    since: float
-    until: float
-    max_new_tokens: int | None
-    memory: MemorySettings
-
-    def __post_init__(self) -> None:
-        limit = self.memory.max_answer_tokens
-        wanted = self.max_new_tokens
-        if wanted is not None and not 1 <= wanted <= limit:
-            raise QuestionError(
-                f"max_new_tokens = {wanted}: must be 1 to {limit} (memory.max_answer_tokens), whose slots are reserved"
-            )
-        for name, stamp in (("since", self.since), ("until", self.until)):
-            if not math.isfinite(stamp) or stamp < 0:
-                raise QuestionError(f"{name} = {stamp}: must be a stamp in seconds, or 0 for unbounded")
-        if self.since and self.until and self.since > self.until:
-            raise QuestionError(f"since = {self.since} is after until = {self.until}: swap them")
-
-    @property
-    def tokens(self) -> int:
-        """Most answer tokens."""
-        return self.max_new_tokens or self.memory.max_answer_tokens
-
-    @property
-    def filtered(self) -> bool:
-        """Whether only some frames may be looked at."""
-        return bool(self.camera or self.since or self.until)
-
-
-class Answerer:
-    """Answers one question at a time from the arena as it stands, and leaves no trace in it."""
-
-    def __init__(
-        self, model: VideoLanguageModel, arena: Arena, frame_index: FrameIndex, builder: ContextBuilder | None = None
-    ) -> None:
-        self.model = model
-        self.arena = arena
-        self.frame_index = frame_index
-        self.builder = builder
-
-    def answer(
-        self,
-        question: str,
-        ids: list[int],
-        start: int,
-        limits: AnswerLimits,
-        flush_ms: float,
-        should_stop: Callable[[], bool] | None,
-        on_token: Callable[[str], None] | None,
-    ) -> tuple[str, tuple[FrameEvidence, ...], LatencyBreakdown, str]:
-        """Text, evidence, latency and finish reason; the arena is rolled back in every case."""
-        mark = self.arena.mark()
-        asked = time.perf_counter()
-        try:
-            context = self._context(question, ids, start, limits)
-            visible = context.visible
-            began = time.perf_counter()
-            layers = range(self.model.shape.layers)
-            with self.model.capture_queries(layers) as queries:
-                logits = self._forward(ids, start, visible)
-            token = int(logits.argmax())
-            first = time.perf_counter()
-            last = self.model.text_positions(start + len(ids) - 1, 1)
-            mass = attention_mass(self.arena, {i: q[:, -1] for i, q in queries.items()}, last)
-            tokens, reason = self._decode(token, start + len(ids), limits, visible, should_stop, on_token)
-            decoded = time.perf_counter()
-        finally:
-            self.arena.roll_back(mark)
-        latency = LatencyBreakdown(
-            flush_ms=flush_ms,
-            retrieval_ms=1e3 * (began - asked),
-            prefill_ms=1e3 * (first - began),
-            first_token_ms=flush_ms + 1e3 * (first - asked),
-            decode_ms=1e3 * (decoded - first),
-            total_ms=flush_ms + 1e3 * (time.perf_counter() - asked),
-            answer_tokens=len(tokens),
+    :raises QuestionError: for an empty or too long question, or an invalid limit.
+    """
+    if max_new_tokens is not None and not 1 <= max_new_tokens <= memory.max_answer_tokens:
+        raise QuestionError(
+            f"max_new_tokens = {max_new_tokens}: must be 1 to {memory.max_answer_tokens} (memory.max_answer_tokens)"
         )
-        return self.model.decode(tokens), self._evidence(mass, context), latency, reason
+    for name, stamp in (("since", since), ("until", until)):
+        if not math.isfinite(stamp) or stamp < 0:
+            raise QuestionError(f"{name} = {stamp}: must be a stamp in seconds, or 0 for unbounded")
+    if since and until and since > until:
+        raise QuestionError(f"since = {since} is after until = {until}: swap them")
+    if not text or not text.strip():
+        raise QuestionError("the question is empty: give it at least one word")
+    ids = model.suffix_ids(text.strip())
+    tokens = len(ids) - len(model.suffix_ids(""))
+    if tokens > memory.max_question_tokens:
+        raise QuestionError(
+            f"the question has {tokens} tokens: the limit is {memory.max_question_tokens}. "
+            "Shorten it or raise memory.max_question_tokens."
+        )
+    return Question(text, tuple(ids), camera, since, until, max_new_tokens or memory.max_answer_tokens)
 
-    def _context(self, question: str, ids: list[int], start: int, limits: AnswerLimits) -> Context:
-        """What the question may look at; retrieved frames are behind the arena's own afterwards."""
-        if self.builder is not None:
-            room = self.arena.plan.reserve_slots - len(ids) - limits.memory.max_answer_tokens
-            filters = Filters(limits.camera, limits.since, limits.until)
-            context = self.builder.build(question, ids, start, filters, room)
-            if context is not None and (context.shown or context.evidence or not limits.filtered):
-                return context
-        frames = self.frame_index.matching(limits.camera, limits.since, limits.until)
-        if not limits.filtered:
-            return Context(None, tuple(frames), ())
-        if not frames:
-            raise QuestionError(
-                f"no remembered frame matches camera = {limits.camera!r}, since = {limits.since}, "
-                f"until = {limits.until}: widen them"
-            )
-        return Context(self.arena.visible(frames), tuple(frames), ())
 
-    def _forward(self, ids: list[int], start: int, visible: list[Tensor] | None) -> Tensor:
-        """Append text tokens behind the memory; returns the last one's logits."""
-        positions = self.model.text_positions(start, len(ids))
-        self.arena.begin(Chunk.of_text(positions), frames=False)
-        logits = self.model.forward(self.arena, self.model.embed(ids), positions, logits=True, visible=visible)
-        self.arena.commit()
-        assert logits is not None
-        return logits
+def answer_question(
+    ingest: Ingest,
+    question: Question,
+    should_stop: Callable[[], bool] | None = None,
+    on_token: Callable[[str], None] | None = None,
+) -> Answer:
+    """Answer from the memory, which is rolled back in every case; the waiting block is prefilled first.
 
-    def _decode(
-        self,
-        token: int,
-        position: int,
-        limits: AnswerLimits,
-        visible: list[Tensor] | None,
-        should_stop: Callable[[], bool] | None,
-        on_token: Callable[[str], None] | None,
-    ) -> tuple[list[int], str]:
-        tokens: list[int] = []
-        told = ""
-        while token not in self.model.eos_ids:
-            if should_stop is not None and should_stop():
-                raise QuestionCancelled(f"stopped after {len(tokens)} answer tokens")
-            tokens.append(token)
-            if on_token is not None:
-                text = self.model.decode(tokens)
-                on_token(text[len(told) :])
-                told = text
-            if len(tokens) >= limits.tokens:
-                return tokens, "length"
-            token = int(self._forward([token], position, visible).argmax())
-            position += 1
-        return tokens, "stop"
+    :raises QuestionError: when there is no frame, or none that passes the question's filters;
+    :raises QuestionCancelled: when ``should_stop`` returns True before a token.
+    """
+    started = time.perf_counter()
+    ingest.flush()
+    flushed = time.perf_counter()
+    if ingest.frame_index.newest() is None:
+        raise QuestionError("there is no frame yet: wait for the first camera image")
+    model, arena, ids = ingest.model, ingest.arena, question.ids
+    mark, start = arena.mark(), ingest.text_start
+    try:
+        capacity = arena.plan.reserve_slots - len(ids) - ingest.settings.memory.max_answer_tokens
+        context = build_context(ingest, question, start, capacity)
+        retrieved = time.perf_counter()
+        with model.capture_queries(range(model.shape.layers)) as queries:
+            logits = append_text(model, arena, ids, start, context.visible)
+        token = int(logits.argmax())
+        first = time.perf_counter()
+        last = model.text_positions(start + len(ids) - 1, 1)
+        mass = attention_mass(arena, {layer: query[:, -1] for layer, query in queries.items()}, last)
+        tokens, reason = _decode(ingest, token, start + len(ids), question, context.visible, should_stop, on_token)
+        decoded = time.perf_counter()
+    finally:
+        arena.roll_back(mark)
+    latency = LatencyBreakdown(
+        flush_ms=1e3 * (flushed - started),
+        retrieval_ms=1e3 * (retrieved - flushed),
+        prefill_ms=1e3 * (first - retrieved),
+        first_token_ms=1e3 * (first - started),
+        decode_ms=1e3 * (decoded - first),
+        total_ms=1e3 * (time.perf_counter() - started),
+        answer_tokens=len(tokens),
+    )
+    evidence = attended_evidence(mass, context.shown, context.evidence, arena, ingest.frame_index)
+    ingest.counters["questions"] += 1
+    asked_at = ingest.frame_index.newest_stamp()
+    return Answer(question.text, model.decode(tokens), evidence, latency, ingest.stats(), asked_at, reason)
 
-    def _evidence(self, mass: dict[int, float], context: Context) -> tuple[FrameEvidence, ...]:
-        """The retrieved frames, then those looked at most, each with the share of its slots that is still there."""
-        allowed = set(context.shown) - {frame.frame_id for frame in context.evidence}
-        kept = self.arena.frames_kept()
-        ranked = sorted((frame for frame in mass if frame in allowed), key=lambda frame: (-mass[frame], -frame))
-        evidence = list(context.evidence)
-        for frame in ranked[: max(0, MAX_EVIDENCE - len(evidence))]:
-            record = self.frame_index[frame]
-            share = min(1.0, kept.get(frame, 0.0) / max(record.tokens, 1))
-            evidence.append(
-                FrameEvidence(frame, record.stamp, record.stamp_end, record.camera, mass[frame], kept_share=share)
-            )
-        return tuple(evidence)
+
+def append_text(
+    model: VideoLanguageModel, arena: Arena, ids: Sequence[int], start: int, visible: list[Tensor] | None
+) -> Tensor:
+    """Append text tokens behind the arena's slots; returns the last token's logits, float32 [vocabulary].
+
+    :param visible: per layer bool [kv_heads, slots], False where a slot is hidden; None shows all.
+    """
+    positions = model.text_positions(start, len(ids))
+    arena.begin(Chunk.of_text(positions), frames=False)
+    logits = model.forward(arena, model.embed(ids), positions, logits=True, visible=visible)
+    arena.commit()
+    assert logits is not None
+    return logits
+
+
+def _decode(
+    ingest: Ingest,
+    token: int,
+    position: int,
+    question: Question,
+    visible: list[Tensor] | None,
+    should_stop: Callable[[], bool] | None,
+    on_token: Callable[[str], None] | None,
+) -> tuple[list[int], str]:
+    """Decode greedily from the first answer token on; returns the tokens and the finish reason."""
+    model, sent = ingest.model, ""
+    tokens: list[int] = []
+    while token not in model.eos_ids:
+        if should_stop is not None and should_stop():
+            raise QuestionCancelled(f"stopped after {len(tokens)} answer tokens")
+        tokens.append(token)
+        if on_token is not None:
+            text = model.decode(tokens)
+            on_token(text[len(sent) :])
+            sent = text
+        if len(tokens) >= question.max_tokens:
+            return tokens, "length"
+        token = int(append_text(model, ingest.arena, [token], position, visible).argmax())
+        position += 1
+    return tokens, "stop"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frames that wait to be prefilled together, and which two of them share one temporal grid."""
 
 from __future__ import annotations
@@ -7,19 +8,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ros_kvstream.errors import SettingsError
-from ros_kvstream.models.base import Frame, VideoLanguageModel
+from ros_kvstream.models.base import Frame
 
 LONGEST_PAIR_SECONDS = 2.0
-"""Frames further apart than this never share a grid: they are no longer one moment, and the first would wait on."""
+"""Frames further apart never share a grid: the first would wait too long for its partner."""
 
 
 @dataclass
 class PendingGrid:
-    """One temporal grid that has not been prefilled yet: one frame, or two of the same camera and size."""
+    """One temporal grid that has not been prefilled: one frame, or two of the same camera and size."""
 
     frame_id: int
-    """Its record's id; the second frame extends the record of the first."""
+    """Id of its frame record; the second frame extends the record of the first."""
     camera: str
     grid: tuple[int, int]
     """Rows and columns of visual tokens."""
@@ -27,35 +27,26 @@ class PendingGrid:
     """Seconds of the first frame's header stamp."""
     frames: tuple[Frame, ...]
     seconds: tuple[float, ...]
-    """Times of the stream when they were seen."""
+    """Stream time of each frame, seconds."""
     kept: Tensor | None
     """Patches to prefill, bool [rows * columns]; None for all."""
 
     @property
     def mean_seconds(self) -> float:
-        """Time that is written beside the grid, as the families do: the mean of its frames' times."""
+        """Mean stream time of the frames, which the model families write beside a grid."""
         return sum(self.seconds) / len(self.seconds)
 
     def join(self, frame: Frame, seconds: float, kept: Tensor | None) -> None:
-        """Take a second frame in: a patch is prefilled where either frame wants it."""
+        """Add a second frame; a patch is prefilled where either frame keeps it."""
         self.frames, self.seconds = (*self.frames, frame), (*self.seconds, seconds)
         self.kept = None if self.kept is None or kept is None else self.kept | kept
-
-
-def check_grids(model: VideoLanguageModel, frames_per_grid: int) -> None:
-    """Raise SettingsError where the model's grids do not hold so many real frames."""
-    if frames_per_grid > model.frames_per_grid:
-        raise SettingsError(
-            f"memory.frames_per_grid = {frames_per_grid}: the family {model.family} has {model.frames_per_grid} frame "
-            "a grid. Use 1."
-        )
 
 
 class FrameBlock:
     """At most ``limit`` grids, in order of arrival."""
 
     def __init__(self, limit: int, frames_per_grid: int) -> None:
-        """:param limit: grids that are prefilled together; :param frames_per_grid: real frames in each."""
+        """:param limit: grids that are prefilled together; :param frames_per_grid: frames in each, at most."""
         self._limit = limit
         self._frames_per_grid = frames_per_grid
         self._grids: list[PendingGrid] = []
@@ -68,24 +59,24 @@ class FrameBlock:
 
     @property
     def frames(self) -> int:
-        """Frames that wait."""
+        """Number of waiting frames."""
         return sum(len(grid.frames) for grid in self._grids)
 
     @property
     def crowded(self) -> bool:
-        """Whether there is no room for one more grid."""
+        """Whether no further grid can be added."""
         return len(self._grids) >= self._limit
 
     @property
     def full(self) -> bool:
-        """Whether no frame at all could be added any more."""
+        """Whether no further frame can be added, neither as a grid nor as the second frame of one."""
         return self.crowded and not any(self._open(grid) for grid in self._grids)
 
     def _open(self, grid: PendingGrid) -> bool:
         return len(grid.frames) < self._frames_per_grid
 
     def partner(self, camera: str, grid: tuple[int, int], stamp: float) -> PendingGrid | None:
-        """The waiting grid that a frame joins: of its camera and size, and not long before it; else None."""
+        """The grid that a frame can join: the newest of its camera, if size and time fit; else None."""
         for waiting in reversed(self._grids):
             if waiting.camera == camera:
                 close = 0.0 <= stamp - waiting.stamp <= LONGEST_PAIR_SECONDS
@@ -93,9 +84,9 @@ class FrameBlock:
         return None
 
     def add(self, waiting: PendingGrid) -> None:
-        """Open a grid with its first frame."""
+        """Add a grid with its first frame."""
         self._grids.append(waiting)
 
     def clear(self) -> None:
-        """Empty the block."""
+        """Remove all grids."""
         self._grids.clear()

@@ -91,7 +91,7 @@ def test_states_of_a_memory_give_its_own_attention_and_leave_it_unchanged() -> N
         frame = np.random.default_rng(seed).integers(0, 255, (56, 56, 3), dtype=np.uint8)
         memory.observe(frame, 0.5 * seed)
     before = memory.arena.layer(1)[0].clone()
-    states = memory_states(memory, "where is the cone ?", frame)
+    states = memory_states(memory, "where is the cone ?")
     assert torch.equal(before, memory.arena.layer(1)[0])
     view = memory.arena.frame_slots(1)
     rotated = states[1].rotary.rotate(states[1].raw_keys, states[1].positions)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kvstream evaluate: from the command's options to results, table and report."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run: frames on their stamps, questions at their times, everything recorded, refusals told."""
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import KvStreamError
 from ros_kvstream.evaluation.cell_run import run_job, share_budget_mib
-from ros_kvstream.evaluation.grid import Cell, Episode, Job
+from ros_kvstream.evaluation.episodes import Episode
+from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.evaluation.results import score_again
 from ros_kvstream.evaluation.scoring import Pattern
@@ -115,7 +117,7 @@ def test_a_full_cache_that_reaches_its_cap_is_a_refused_run_with_its_reason(mode
 
 
 def test_a_stream_without_pictures_is_an_error(model: VideoLanguageModel) -> None:
-    with pytest.raises(KvStreamError, match="no picture"):
+    with pytest.raises(KvStreamError, match="no readable frame"):
         run_job(Job(CELL, Episode(Pictures(0), (ask(1.0),))), model, FrameStore())
 
 

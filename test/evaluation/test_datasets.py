@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmarks: small files of the exact published layouts, with videos written here, read, asked and scored."""
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from ros_kvstream.errors import KvStreamError, SettingsError
 from ros_kvstream.evaluation.datasets import BENCHMARKS, find_benchmark, read_benchmark
 from ros_kvstream.evaluation.datasets.common import Reading
+from ros_kvstream.evaluation.datasets.ovo_bench import digits_pattern, word_pattern
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.recordings.video_frames import VideoSource, video_seconds
 
@@ -276,11 +278,10 @@ def test_ovo_bench_asks_every_moment_and_averages_tasks_then_modes(tmp_path: Pat
 
 
 def test_ovo_bench_counts_and_words_are_matched_as_its_scoring_does() -> None:
-    from ros_kvstream.evaluation.datasets.ovo_bench import _digits, _word
-
-    assert _digits(12).accepts("They did it 12 times") and not _digits(12).accepts("112") and not _digits(2).accepts("")
-    assert _word("No").accepts("No, not yet") and _word("No").accepts("N") and not _word("No").accepts("Yes")
-    assert not _word("Yes").accepts("yes") and not _word("No").accepts("Night")
+    twelve, no = digits_pattern(12), word_pattern("No")
+    assert twelve.accepts("They did it 12 times") and not twelve.accepts("112") and not digits_pattern(2).accepts("")
+    assert no.accepts("No, not yet") and no.accepts("N") and not no.accepts("Yes")
+    assert not word_pattern("Yes").accepts("yes") and not no.accepts("Night")
 
 
 # -- RVS --------------------------------------------------------------------------------------------------------------

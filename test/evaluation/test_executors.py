@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executors: one process, or many workers on Ray; the results are the same."""
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 from support.model_folders import folder_without_weights
 
-from ros_kvstream.commands.evaluate_plan import patrol_episodes
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.evaluation.executors import TRIES, RayPool, Runner, run_local, run_ray
+from ros_kvstream.evaluation.episodes import patrol_episodes
+from ros_kvstream.evaluation.executors import TRIES, Runner, run_pool, run_ray
 from ros_kvstream.evaluation.grid import Job, make_grid, make_jobs
 
 TEXT = [("memory.max_question_tokens", 32), ("memory.max_answer_tokens", 3), ("gate.mode", "off")]
@@ -34,7 +35,7 @@ def comparable(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_a_model_is_loaded_once_for_all_of_its_jobs(jobs: list[Job]) -> None:
     runner = Runner(64.0, "cpu")
-    assert [job for job, _ in run_local(jobs, runner)] == jobs
+    assert [runner.run(job).run["run"] for job in jobs] == [job.key for job in jobs]
     assert runner.models_loaded == 1
 
 
@@ -42,7 +43,7 @@ def test_a_model_is_loaded_once_for_all_of_its_jobs(jobs: list[Job]) -> None:
 
 
 class FakeRay:
-    """What RayPool uses of Ray, in this process: a task that "kills its worker" raises when its result is fetched."""
+    """What run_pool uses of Ray, in this process: a task that "kills its worker" raises when its result is fetched."""
 
     class exceptions:  # noqa: N801 - as Ray has it
         class RayError(Exception): ...
@@ -82,30 +83,30 @@ class FakeWorker:
         return FakeTask(self, job, left > 0)
 
 
-def run_pool(jobs: list[Job], deaths: dict[str, int]) -> tuple[list[str], int]:
+def run_with_deaths(jobs: list[Job], deaths: dict[str, int]) -> tuple[list[str], int]:
     made: list[FakeWorker] = []
 
     def make() -> FakeWorker:
         made.append(FakeWorker(deaths))
         return made[-1]
 
-    results = [result for _, result in RayPool(FakeRay(), make).run(jobs, workers=2)]
+    results = [result for _, result in run_pool(FakeRay(), make, jobs, workers=2)]
     return [str(result) for result in results], len(made)
 
 
 def test_a_lost_workers_job_is_run_again_by_a_new_one(jobs: list[Job]) -> None:
-    results, workers = run_pool(jobs, {jobs[1].key: 2})
+    results, workers = run_with_deaths(jobs, {jobs[1].key: 2})
     assert sorted(results) == sorted(job.key for job in jobs)
     assert workers == 4
 
 
 def test_a_job_that_kills_every_worker_is_given_up_by_name(jobs: list[Job]) -> None:
     with pytest.raises(SettingsError, match=jobs[0].episode.name):
-        run_pool(jobs, {jobs[0].key: TRIES})
+        run_with_deaths(jobs, {jobs[0].key: TRIES})
 
 
 def test_no_more_workers_are_started_than_there_are_jobs(jobs: list[Job]) -> None:
-    assert run_pool(jobs[:1], {}) == ([jobs[0].key], 1)
+    assert run_with_deaths(jobs[:1], {}) == ([jobs[0].key], 1)
 
 
 def test_without_ray_its_extra_is_named(jobs: list[Job], monkeypatch: Any) -> None:
@@ -123,12 +124,13 @@ def test_ray_gives_the_results_of_one_process_even_when_a_worker_dies(jobs: list
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
         worker = ray.remote(num_cpus=1, max_restarts=0)(DyingRunner)
         flag = tmp_path / "died"
-        pool = RayPool(ray, lambda: worker.remote(str(flag)))
-        spread = {job.key: result for job, result in pool.run(jobs, 2)}
+        results = run_pool(ray, lambda: worker.remote(str(flag)), jobs, 2)
+        spread = {job.key: result for job, result in results}
     finally:
         ray.shutdown()
     assert flag.exists()
-    local = {job.key: result for job, result in run_local(jobs, Runner(64.0, "cpu"))}
+    runner = Runner(64.0, "cpu")
+    local = {job.key: runner.run(job) for job in jobs}
     assert spread.keys() == local.keys()
     for key, result in local.items():
         assert comparable(spread[key].lines) == comparable(result.lines)

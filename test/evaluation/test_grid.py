@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid: every combination once, settings that reach the stream, keys that change with whatever decides results."""
 
 from __future__ import annotations
@@ -6,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ros_kvstream.commands.evaluate_plan import patrol_episodes
 from ros_kvstream.errors import SettingsError
+from ros_kvstream.evaluation.episodes import patrol_episodes
 from ros_kvstream.evaluation.grid import Cell, Job, make_grid, make_jobs, override, read_cell
 from ros_kvstream.settings import StreamSettings
 
@@ -35,9 +36,9 @@ def test_settings_of_a_cell_reach_the_stream() -> None:
     ("name", "value", "said"),
     [
         ("memory.colour", 1, "no such setting"), ("memory", 1, "no such setting"), ("seed.x", 1, "no such setting"),
-        ("memory.keep_ratio", "half", "kind of 0.9"), ("memory.block_frames", 1.5, "kind of 1"),
+        ("memory.keep_ratio", "half", "type of 0.9"), ("memory.block_frames", 1.5, "type of 1"),
         ("memory.keep_ratio", 2.0, "memory.keep_ratio"), ("gate.mode", "on", "gate.mode"),
-        ("memory.block_frames", True, "kind of 1"),
+        ("memory.block_frames", True, "type of 1"),
     ],
 )  # fmt: skip
 def test_a_setting_that_is_not_there_or_cannot_work_is_refused(name: str, value: object, said: str) -> None:

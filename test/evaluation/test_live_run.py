@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run over DDS gives the answers of a run in code when nothing is dropped."""
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from support.model_folders import folder_without_weights
 
 pytest.importorskip("rclpy")
 
-from ros_kvstream.commands.evaluate_plan import patrol_episodes
 from ros_kvstream.errors import SettingsError
+from ros_kvstream.evaluation.episodes import Episode, patrol_episodes
 from ros_kvstream.evaluation.executors import Runner
-from ros_kvstream.evaluation.grid import Cell, Episode, Job
+from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.live_run import run_live_job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.evaluation.scoring import Pattern
 from ros_kvstream.patrol.bags import write_bag
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
-from ros_kvstream.recordings.bag_frames import BagSource
+from ros_kvstream.recordings.bags import BagSource
 
 TEXT = (("memory.max_question_tokens", 16), ("memory.max_answer_tokens", 4), ("gate.mode", "off"))
 

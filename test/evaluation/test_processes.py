@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that are started here end here: politely, by force, and when the parent dies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Question files: YAML and JSON Lines give the same questions, and every mistake is named with its place."""
 
 from __future__ import annotations

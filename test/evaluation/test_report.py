@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report: self-contained, escaped, in the page's own colours, with pictures of the evidence."""
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import cv2
 import numpy as np
 import pytest
 
-from ros_kvstream.evaluation.grid import Cell, Episode
+from ros_kvstream.evaluation.episodes import Episode
+from ros_kvstream.evaluation.grid import Cell
 from ros_kvstream.evaluation.report import best_cell, collect_pictures, question_cards, thumbnail, write_report
 from ros_kvstream.evaluation.summary import CellSummary, summarise
 from ros_kvstream.recordings.frame_sources import StreamFrame

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results on disk: what an interrupted evaluation leaves behind never gets in the way."""
 
 from __future__ import annotations

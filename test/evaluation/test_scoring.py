@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What counts as right: every form of expected answer, and what is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures out of results: intervals that cover, ages, recall and paired differences."""
 
 from __future__ import annotations

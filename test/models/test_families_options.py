@@ -128,17 +128,16 @@ def test_an_archive_brings_frames_back_with_all_their_text(make: Callable[..., A
 
 @EVERY_FAMILY
 def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_own(make: Callable[..., Any]) -> None:
-    from ros_kvstream.retrieval.context import ContextBuilder, Filters
+    from ros_kvstream.retrieval.context import build_context
+    from ros_kvstream.stream.answer import check_question
 
     model = make(layers=1)
     retrieval = RetrievalSettings(top_k=3, moment_gap_seconds=0.1, context="newest", newest_frames=1)
     memory = checks.stream_of(model, archive=ArchiveSettings(budget_mib=4.0, keep_ratio=1.0), retrieval=retrieval)
     checks.feed(memory, checks.frames_of(6, 10), range(10))
-    ids, start = model.suffix_ids(checks.QUESTION), model.text_start(memory.positions.newest, memory._largest_side)
+    question, start = check_question(model, memory.settings.memory, checks.QUESTION), memory.ingest.text_start
     used = memory.arena.used
-    builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)  # type: ignore[arg-type]
-    context = builder.build(checks.QUESTION, ids, start, Filters(), 200)
-    assert context is not None
+    build_context(memory.ingest, question, start, 200)
     layer = memory.arena.table[0]
     positions, frames = layer.positions[0, used : memory.arena.used], layer.frames[0, used : memory.arena.used]
     newest = layer.positions[0, :used][layer.frames[0, :used] == 9][:, 0].min()
@@ -230,6 +229,6 @@ def test_text_room_counts_in_the_plan_of_slots() -> None:
     memory = checks.stream_of(model)
     checks.feed(memory, checks.frames_of(0, 1), [0.0])
     rows, columns = model.grid(*checks.SIZE)
-    assert memory._largest_frame == rows * columns + model.frame_text_tokens
+    assert memory.ingest.largest_frame == rows * columns + model.frame_text_tokens
     record = memory.frame_index.newest()
     assert record is not None and record.tokens == memory.arena.frame_slots_used

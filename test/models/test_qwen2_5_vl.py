@@ -154,6 +154,6 @@ def test_captured_queries_rotate_into_those_of_the_attention() -> None:
     finally:
         AttentionInterface.register(module.NAME, original)
     tokens = queries[1].shape[1]
-    start = model.text_start(memory.positions.newest, memory._largest_side)
+    start = memory.ingest.text_start
     positions = model.text_positions(start, tokens)[None].expand(queries[1].shape[0], -1, -1)
     assert torch.allclose(model.rotary.rotate(queries[1], positions), seen[-1], atol=1e-5)

@@ -56,7 +56,7 @@ def test_the_question_comes_after_the_newest_frame_where_the_library_puts_it_bef
     model, frames = qwen2_vl(layers=1), checks.frames_of(0, 9)
     memory = checks.stream_of(model)
     checks.feed(memory, frames, range(9))
-    ours = model.text_start(memory.positions.newest, memory._largest_side)
+    ours = memory.ingest.text_start
     theirs = library_positions(model, video_inputs(model, frames, checks.QUESTION))
     suffix = len(model.suffix_ids(checks.QUESTION))
     newest = int(theirs[0, 0, :-suffix].max())

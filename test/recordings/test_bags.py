@@ -1,72 +1,314 @@
-"""Recordings: their image topics, their messages as they lie in the file, and what is wrong with a bad one."""
+# SPDX-License-Identifier: Apache-2.0
+"""Bags: topics, messages, frames on their stamps, several cameras, parts, and what is damaged."""
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
+from typing import Any
 
+import cv2
+import numpy as np
 import pytest
-from rosbags.highlevel import AnyReader
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
 
 from ros_kvstream.patrol.bags import write_bag
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
-from ros_kvstream.recordings.bags import BagError, find_image_topic, header_stamp, picture_size, read_messages
+from ros_kvstream.recordings.bags import (
+    BagError,
+    BagSource,
+    find_image_topic,
+    header_stamp,
+    picture_size,
+    read_messages,
+)
+from ros_kvstream.recordings.frame_sources import FrameStore, StreamFrame
 
-WORLD = PatrolWorld(PatrolSettings(frames=12, rate_hz=4.0, start=1000.0, objects=1))
+WORLD = PatrolWorld(PatrolSettings(frames=24, rate_hz=4.0, start=1000.0, objects=2))
+TYPES = get_typestore(Stores.ROS2_JAZZY)
 
 
-@pytest.fixture(scope="module", params=[("mcap", False), ("sqlite3", True)], ids=["mcap-raw", "sqlite3-compressed"])
-def bag(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
-    storage, compressed = request.param
+def read(source: BagSource) -> tuple[list[StreamFrame], list[str]]:
+    notes: list[str] = []
+    return list(source.frames(notes.append)), notes
+
+
+def picture_message(pixels: np.ndarray[Any, Any], stamp: float, kind: str) -> bytes:
+    header = TYPES.types["std_msgs/msg/Header"](
+        stamp=TYPES.types["builtin_interfaces/msg/Time"](sec=int(stamp), nanosec=round(stamp % 1 * 1e9)), frame_id=""
+    )
+    if kind.endswith("CompressedImage"):
+        data = cv2.imencode(".png", pixels[..., ::-1])[1].reshape(-1)
+        message = TYPES.types[kind](header=header, format="png", data=data)
+    else:
+        message = TYPES.types[kind](header=header, height=pixels.shape[0], width=pixels.shape[1], encoding="rgb8",
+                                    is_bigendian=0, step=pixels[0].nbytes, data=pixels.reshape(-1))  # fmt: skip
+    return bytes(TYPES.serialize_cdr(message, kind))
+
+
+def write_messages(folder: Path, messages: list[tuple[str, str, int, bytes]]) -> Path:
+    """A bag of (topic, type, nanoseconds, data)."""
+    with Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        connections = {
+            topic: writer.add_connection(topic, kind, typestore=TYPES)
+            for topic, kind in dict((message[0], message[1]) for message in messages).items()
+        }
+        for topic, _, received, data in messages:
+            writer.write(connections[topic], received, data)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["mcap", "sqlite3"])
+def bag(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bags") / "bag"
-    write_bag(WORLD, folder, topic="/front/image", compressed=compressed, storage=storage)
-    return folder, compressed
+    write_bag(WORLD, folder, topic="/front/image_raw", compressed=request.param == "mcap", storage=request.param)
+    return folder
 
 
-def test_the_only_image_topic_is_found_with_its_transport_size_and_length(bag: tuple[Path, bool]) -> None:
-    folder, compressed = bag
-    topic = find_image_topic(folder)
-    assert topic == find_image_topic(folder, "/front/image")
+def test_every_frame_comes_with_the_pixels_and_the_stamp_that_were_recorded(bag: Path) -> None:
+    frames, notes = read(BagSource(bag))
+    assert notes == []
+    assert [frame.stamp for frame in frames] == pytest.approx([WORLD.stamp(i) for i in range(24)], abs=1e-6)
+    assert {frame.camera for frame in frames} == {"camera"}
+    for index in (0, 11, 23):
+        assert np.array_equal(frames[index].picture, WORLD.picture(index))
+    assert BagSource(bag).count() == 24
+    assert BagSource(bag).first_stamp() == pytest.approx(1000.0, abs=1e-6)
+    assert BagSource(bag).name == "bag"
+
+
+def test_a_part_is_what_lies_between_start_and_start_plus_duration(bag: Path) -> None:
+    frames, _ = read(BagSource(bag, start=1.0, duration=2.0))
+    expected = [WORLD.stamp(i) for i in range(24) if 1.0 <= round(WORLD.stamp(i) - 1000.0, 6) <= 3.0]
+    assert [frame.stamp for frame in frames] == pytest.approx(expected, abs=1e-6)
+    assert 0 < len(frames) < 24
+
+
+def test_the_storage_file_alone_is_a_recording_too(bag: Path) -> None:
+    (file,) = [file for file in bag.iterdir() if file.suffix in (".mcap", ".db3")]
+    assert len(read(BagSource(file))[0]) == 24
+    assert BagSource(file).name == "bag"
+
+
+@pytest.fixture(scope="module")
+def two_cameras(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    messages = []
+    for index in range(6):
+        front, rear = WORLD.picture(index), WORLD.picture(index)[:, ::-1].copy()
+        stamp = 50.0 + index
+        raw, compressed = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
+        messages += [
+            ("/front/image_raw", raw, round(stamp * 1e9), picture_message(front, stamp, raw)),
+            ("/front/image_raw/compressed", compressed, round(stamp * 1e9),
+             picture_message(front, stamp, compressed)),
+            ("/rear/image_raw/compressed", compressed, round((stamp + 0.5) * 1e9),
+             picture_message(rear, stamp + 0.5, compressed)),
+        ]  # fmt: skip
+    return write_messages(tmp_path_factory.mktemp("bags") / "two", messages)
+
+
+def test_cameras_are_named_by_their_topics_and_a_compressed_double_is_left_out_aloud(two_cameras: Path) -> None:
+    frames, notes = read(BagSource(two_cameras))
+    assert [(frame.camera, frame.stamp) for frame in frames[:4]] == [
+        ("front", 50.0), ("rear", 50.5), ("front", 51.0), ("rear", 51.5),
+    ]  # fmt: skip
+    assert len(frames) == 12
+    assert notes == ["/front/image_raw/compressed: left out because the bag holds the raw images too"]
+
+
+def test_cameras_can_be_chosen_and_named(two_cameras: Path) -> None:
+    source = BagSource(two_cameras, (("back", "/rear/image_raw/compressed"),))
+    frames, _ = read(source)
+    assert {frame.camera for frame in frames} == {"back"} and len(frames) == 6
+    assert np.array_equal(frames[2].picture, WORLD.picture(2)[:, ::-1])
+    with pytest.raises(BagError, match=r"no image topic /left.*/rear/image_raw/compressed \(compressed, 6 frames\)"):
+        read(BagSource(two_cameras, (("left", "/left"),)))
+
+
+def test_the_only_image_topic_is_found_with_its_transport_size_and_length(bag: Path) -> None:
+    topic = find_image_topic(bag)
+    assert topic == find_image_topic(bag, "/front/image_raw")
+    compressed = topic.type.endswith("CompressedImage")
     assert topic.transport == ("compressed" if compressed else "raw")
-    assert topic.played_as == ("/front/image/compressed" if compressed else "/front/image")
-    assert (topic.frames, picture_size(folder, topic)) == (12, (56, 56))
-    assert topic.seconds == pytest.approx(WORLD.stamp(11) - WORLD.stamp(0), abs=1e-6)
+    assert topic.played_as == ("/front/image_raw/compressed" if compressed else "/front/image_raw")
+    assert (topic.frames, picture_size(bag, topic)) == (24, (56, 56))
+    assert topic.seconds == pytest.approx(WORLD.stamp(23) - WORLD.stamp(0), abs=1e-6)
 
 
-def test_messages_come_in_order_with_the_stamps_of_their_headers(bag: tuple[Path, bool]) -> None:
-    folder, _ = bag
-    topic = find_image_topic(folder)
-    messages = list(read_messages(folder, topic))
-    stamps = [header_stamp(data) for _, data in messages]
-    assert stamps == pytest.approx([WORLD.stamp(index) for index in range(12)], abs=1e-6)
-    with AnyReader([folder]) as reader:
-        header = reader.deserialize(messages[3][1], topic.type).header
-    assert header.stamp.sec + header.stamp.nanosec / 1e9 == pytest.approx(stamps[3], abs=1e-9)
+def test_messages_come_in_order_with_the_stamps_of_their_headers(bag: Path) -> None:
+    topic = find_image_topic(bag)
+    messages = list(read_messages(bag, {topic.name}))
+    stamps = [header_stamp(message.data) for message in messages]
+    assert stamps == pytest.approx([WORLD.stamp(index) for index in range(24)], abs=1e-6)
+    stamp = TYPES.deserialize_cdr(messages[3].data, topic.type).header.stamp  # type: ignore[attr-defined]
+    assert stamp.sec + stamp.nanosec / 1e9 == pytest.approx(stamps[3], abs=1e-9)
 
 
-def test_a_part_of_a_recording_is_its_first_seconds(bag: tuple[Path, bool]) -> None:
-    folder, _ = bag
-    received = [stamp for stamp, _ in read_messages(folder, find_image_topic(folder), seconds=1.6)]
-    assert 0 < len(received) < 12
-    assert received[-1] - received[0] <= 1.6e9
-
-
-def test_a_topic_that_is_not_there_is_refused_with_those_that_are(bag: tuple[Path, bool]) -> None:
-    with pytest.raises(BagError, match=r"'/rear/image'.*/front/image"):
-        find_image_topic(bag[0], "/rear/image")
-
-
-@pytest.mark.parametrize("kind", ["missing", "empty folder", "damaged"])
-def test_what_is_no_recording_is_refused_by_name(kind: str, tmp_path: Path) -> None:
-    folder = tmp_path / "bag"
-    if kind != "missing":
-        folder.mkdir()
-    if kind == "damaged":
-        (folder / "metadata.yaml").write_text("rosbag2_bagfile_information: {}")
-    with pytest.raises(BagError, match=str(folder)):
-        find_image_topic(folder)
+def test_a_topic_that_is_not_there_or_not_the_only_one_is_refused_with_those_that_are(two_cameras: Path) -> None:
+    for name, said in (("/left", "no image topic '/left'"), ("", "has 3 image topics")):
+        with pytest.raises(BagError, match=rf"{said}.*/front/image_raw \(raw, 6 frames\)"):
+            find_image_topic(two_cameras, name)
 
 
 def test_stamps_are_read_in_either_byte_order() -> None:
     little = b"\x00\x01\x00\x00" + (7).to_bytes(4, "little") + (500_000_000).to_bytes(4, "little")
     big = b"\x00\x00\x00\x00" + (7).to_bytes(4, "big") + (500_000_000).to_bytes(4, "big")
     assert header_stamp(little) == header_stamp(big) == 7.5
+
+
+def copy(bag: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in bag.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def storage(folder: Path) -> Path:
+    return next(file for file in folder.iterdir() if file.suffix in (".mcap", ".db3"))
+
+
+def test_without_its_metadata_a_recording_is_read_whole_and_that_is_said(bag: Path, tmp_path: Path) -> None:
+    folder = copy(bag, tmp_path / "bag")
+    (folder / "metadata.yaml").unlink()
+    frames, notes = read(BagSource(folder))
+    assert len(frames) == 24
+    assert len(notes) == 1 and "has no index" in notes[0]
+
+
+@pytest.mark.parametrize("kind", ["mcap", "sqlite3"])
+def test_a_file_that_was_cut_off_gives_the_frames_before_the_cut(kind: str, tmp_path: Path) -> None:
+    if kind == "mcap":
+        file = write_chunks(tmp_path / "cut.mcap")
+    else:
+        write_bag(WORLD, tmp_path / "bag", storage="sqlite3")
+        file = storage(tmp_path / "bag")
+    file.write_bytes(file.read_bytes()[: int(0.6 * file.stat().st_size)])
+    frames, notes = read(BagSource(file))
+    assert 3 < len(frames) < 24
+    expected = [10.0 + i if kind == "mcap" else WORLD.stamp(i) for i in range(len(frames))]
+    assert [frame.stamp for frame in frames] == pytest.approx(expected, abs=1e-6)
+    assert any(file.name in note and ("breaks off" in note or "cut off at byte" in note) for note in notes)
+    assert BagSource(file).count() == len(frames)
+    topic = find_image_topic(file)
+    assert (topic.frames, picture_size(file, topic)) == (len(frames), (56, 56))
+    assert topic.seconds == pytest.approx(frames[-1].stamp - frames[0].stamp, abs=1e-6)
+
+
+def write_chunks(path: Path, count: int = 8) -> Path:
+    """An mcap file in which every picture is a chunk of its own."""
+    import mcap.writer
+
+    kind = "sensor_msgs/msg/Image"
+    with path.open("wb") as stream:
+        writer = mcap.writer.Writer(stream, chunk_size=1, compression=mcap.writer.CompressionType.NONE)
+        writer.start(profile="ros2")
+        channel = writer.register_channel("/image", "cdr", writer.register_schema(kind, "ros2msg", b""))
+        for index in range(count):
+            data = picture_message(WORLD.picture(index), 10.0 + index, kind)
+            writer.add_message(channel, (10 + index) * 10**9, data, (10 + index) * 10**9)
+        writer.finish()
+    return path
+
+
+def test_an_mcap_without_a_footer_or_index_gives_every_frame(tmp_path: Path) -> None:
+    write_bag(WORLD, tmp_path / "bag")
+    file = storage(tmp_path / "bag")
+    data = file.read_bytes()
+    file.write_bytes(data[: data.rindex(b"\x0f\x04\x00\x00\x00\x00\x00\x00\x00") + 13])  # up to the end of its data
+    frames, notes = read(BagSource(file))
+    assert len(frames) == 24
+    assert any("breaks off" in note for note in notes)
+
+
+def test_a_damaged_chunk_is_left_out_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = write_chunks(tmp_path / "chunks.mcap")
+    data = bytearray(path.read_bytes())
+    victim = data.index(WORLD.picture(3).tobytes()[:600])
+    data[victim : victim + 8] = b"\x00\xff\x00\xff\x00\xff\x00\xff"
+    path.write_bytes(data)
+    frames, notes = read(BagSource(path))
+    assert [frame.stamp for frame in frames] == [10.0, 11.0, 12.0, 14.0, 15.0, 16.0, 17.0]
+    assert len(notes) == 1 and "damaged chunk" in notes[0]
+
+
+def test_a_database_row_that_cannot_be_read_costs_only_that_row(tmp_path: Path) -> None:
+    write_bag(WORLD, tmp_path / "bag", storage="sqlite3")
+    file = storage(tmp_path / "bag")
+    with sqlite3.connect(file) as database:
+        page_size = database.execute("PRAGMA page_size").fetchone()[0]
+    data = bytearray(file.read_bytes())
+    first_row = data.index(WORLD.picture(4).tobytes()[:500])
+    leaf = first_row // page_size * page_size
+    data[leaf : leaf + 8] = b"\xff" * 8  # the page's own header
+    file.write_bytes(data)
+    frames, notes = read(BagSource(tmp_path / "bag"))
+    stamps = [round(frame.stamp - 1000, 6) for frame in frames]
+    assert 12 <= len(frames) < 24 and stamps == sorted(stamps)
+    assert any("damaged after row" in note for note in notes)
+
+
+def test_a_picture_that_cannot_be_decoded_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
+    kind = "sensor_msgs/msg/CompressedImage"
+    messages = []
+    for index in range(5):
+        data = picture_message(WORLD.picture(index), 7.0 + index, kind)
+        messages.append(("/image/compressed", kind, (7 + index) * 10**9, data[: 900 if index == 2 else len(data)]))
+    folder = write_messages(tmp_path / "bag", messages)
+    frames, notes = read(BagSource(folder))
+    assert [frame.stamp for frame in frames] == [7.0, 8.0, 10.0, 11.0]
+    assert len(notes) == 1 and notes[0].startswith("/image/compressed: 1 images cannot be decoded")
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "other file", "no images", "metadata alone"])
+def test_what_holds_no_pictures_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "bag"
+    if kind in ("empty folder", "metadata alone"):
+        path.mkdir()
+    if kind == "metadata alone":
+        (path / "metadata.yaml").write_text("rosbag2_bagfile_information: {}")
+    elif kind == "other file":
+        path = tmp_path / "bag.txt"
+        path.write_text("x")
+    elif kind == "no images":
+        path.mkdir()
+        (path / "broken.mcap").write_bytes(b"not one at all")
+    for use in (lambda: read(BagSource(path)), lambda: find_image_topic(path)):
+        with pytest.raises(BagError, match=str(path)):
+            use()
+
+
+def test_a_real_recording_is_read_whole_on_its_stamps() -> None:
+    frames, notes = read(BagSource(Path(__file__).parents[1] / "data" / "donkey_track"))
+    assert notes == [] and len(frames) == 1000
+    steps = np.diff([frame.stamp for frame in frames])
+    assert steps == pytest.approx(0.05, abs=1e-5)
+    assert {frame.picture.shape for frame in frames} == {(120, 160, 3)}
+
+
+def test_another_recording_of_the_same_name_is_told_apart(bag: Path, tmp_path: Path) -> None:
+    same = BagSource(copy(bag, tmp_path / "bag"))
+    assert same.data() == BagSource(bag).data()
+    storage(same.path).write_bytes(b"another")
+    assert same.data() != BagSource(bag).data()
+
+
+def test_a_store_decodes_once_and_gives_every_reader_the_same_frames(bag: Path) -> None:
+    store, source = FrameStore(), BagSource(bag)
+    first = list(store.frames(source))
+    assert all(again is frame for again, frame in zip(store.frames(source), first, strict=True))
+    assert store.sizes(source) == {(56, 56): 24}
+
+
+def test_frames_that_do_not_fit_are_decoded_again_and_proved_equal(tmp_path: Path) -> None:
+    write_bag(WORLD, tmp_path / "bag", storage="sqlite3")
+    store, source = FrameStore(limit_mib=0.05), BagSource(tmp_path / "bag")
+    first = list(store.frames(source))
+    digest = store.digest(source)
+    second = list(store.frames(source))
+    assert second[0] is not first[0] and np.array_equal(second[5].picture, first[5].picture)
+    assert store.digest(source) == digest
+    with sqlite3.connect(storage(tmp_path / "bag")) as database:
+        database.execute("DELETE FROM messages WHERE id = 5")
+    with pytest.raises(Exception, match="other frames than before"):
+        list(store.frames(source))

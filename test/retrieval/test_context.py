@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace
@@ -9,9 +10,9 @@ from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import QuestionError
-from ros_kvstream.retrieval.context import ContextBuilder, Filters
+from ros_kvstream.retrieval.context import Context, build_context
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
-from ros_kvstream.stream.answer import AnswerLimits
+from ros_kvstream.stream.answer import append_text, check_question
 from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "what colour was the cone ?"
@@ -21,10 +22,11 @@ def memory_of(
     retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56, **archive: object
 ) -> VideoMemory:
     memory = MemorySettings(budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4)
+    newest = RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest")
     settings = StreamSettings(
         memory=memory,
         archive=ArchiveSettings(budget_mib=archive_mib, **archive),  # type: ignore[arg-type]
-        retrieval=retrieval or RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest"),
+        retrieval=retrieval or newest,
     )
     return VideoMemory(settings, cheap_vision(qwen2_5_vl(layers=2, limit=2048, pixels=pixels)))
 
@@ -40,12 +42,11 @@ def feed(
         memory.observe(frame(index), 10.0 + index * period, cameras[index % len(cameras)])
 
 
-def build(memory: VideoMemory, filters: Filters | None = None):
-    builder = ContextBuilder(memory.model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
-    ids = memory.model.suffix_ids(QUESTION)
-    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
-    room = memory.arena.plan.reserve_slots - len(ids) - memory.settings.memory.max_answer_tokens
-    return builder.build(QUESTION, ids, start, filters or Filters(), room), start
+def build(memory: VideoMemory, capacity: int | None = None) -> tuple[Context, int]:
+    """The context of QUESTION and the question's first position; the caller rolls the arena back."""
+    question, start = check_question(memory.model, memory.settings.memory, QUESTION), memory.ingest.text_start
+    planned = memory.arena.plan.reserve_slots - len(question.ids) - memory.settings.memory.max_answer_tokens
+    return build_context(memory.ingest, question, start, planned if capacity is None else capacity), start
 
 
 @pytest.mark.parametrize("context", ["newest", "arena"])
@@ -60,7 +61,7 @@ def test_nothing_of_the_retrieved_frames_survives_the_answer(context, positions)
     assert first.latency.retrieval_ms > 0
 
 
-def test_evidence_tells_stamp_camera_ranks_scores_and_the_fused_score():
+def test_evidence_holds_stamp_camera_ranks_scores_and_the_fused_score():
     memory = memory_of(RetrievalSettings(top_k=3, newest_frames=2, external="tiny", pending_pictures=2))
     feed(memory, 60, ("front", "rear"))
     evidence = memory.ask(QUESTION).evidence
@@ -110,15 +111,31 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
     feed(shown, 6)
 
     def logits(memory: VideoMemory, visible: list[torch.Tensor] | None) -> torch.Tensor:
-        from ros_kvstream.stream.answer import Answerer
-
-        start = memory.model.text_start(memory.positions.newest, memory._largest_side)
-        answerer = Answerer(memory.model, memory.arena, memory.frame_index)
-        return answerer._forward(memory.model.suffix_ids(QUESTION), start, visible)
+        ids = memory.model.suffix_ids(QUESTION)
+        return append_text(memory.model, memory.arena, ids, memory.ingest.text_start, visible)
 
     context, _ = build(shown)
     assert len(context.evidence) == 6 and context.shown == ()
     torch.testing.assert_close(logits(shown, context.visible), logits(plain, None), atol=2e-2, rtol=2e-2)
+
+
+def test_keys_are_archived_as_they_were_before_rotation():
+    """In the first layer they depend on the picture alone: the same bits whenever it is seen."""
+    keys = []
+    for stamp in (0.0, 700.0):
+        memory = memory_of(keep_ratio=1.0, precision="fp16")
+        memory.observe(frame(1), 0.0)
+        memory.observe(frame(0), 0.5 + stamp)
+        archive = memory.archive_retrieval.archive
+        keys.append(archive.fetch([archive.table.slot_of(1)])[0].keys[0])
+    assert keys[0].shape[1] > 0 and torch.equal(*keys)
+
+
+def test_nothing_is_captured_without_an_archive(monkeypatch):
+    memory = VideoMemory(replace(memory_of().settings, archive=ArchiveSettings()), memory_of().model)
+    monkeypatch.setattr(memory.model, "capture_keys_values", lambda: 1 / 0)
+    feed(memory, 2)
+    assert memory.stats().frames_kept == 2
 
 
 def test_an_archive_that_is_off_changes_nothing():
@@ -147,16 +164,15 @@ def test_time_and_camera_filters_hold_for_retrieved_frames():
         memory.ask(QUESTION, since=500.0)
 
 
-def test_the_newest_frames_are_always_seen_and_retrieved_ones_keep_to_their_room():
-    memory = memory_of(RetrievalSettings(top_k=50, newest_frames=3, capacity_tokens=10, context="newest"), keep_ratio=1.0)
+def test_the_newest_frames_are_always_visible_and_retrieved_ones_keep_to_their_capacity():
+    retrieval = RetrievalSettings(top_k=50, newest_frames=3, capacity_tokens=10, context="newest")
+    memory = memory_of(retrieval, keep_ratio=1.0)
     feed(memory, 60)
     mark = memory.arena.mark()
     context, _ = build(memory)
     assert context.shown == (57, 58, 59)
     memory.arena.roll_back(mark)
-    builder = ContextBuilder(memory.model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
-    ids = memory.model.suffix_ids(QUESTION)
-    builder.build(QUESTION, ids, 200, Filters(), room=10)
+    build(memory, capacity=10)
     assert memory.arena.used - mark.used <= 10
     memory.arena.roll_back(mark)
 
@@ -178,7 +194,7 @@ def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames()
     longest = " ".join(["cone"] * memory.settings.memory.max_question_tokens)
     answer = memory.ask(longest)
     assert answer.latency.answer_tokens <= 4
-    assert AnswerLimits("", 0, 0, None, memory.settings.memory).tokens == 4
+    assert check_question(memory.model, memory.settings.memory, longest).max_tokens == 4
 
 
 def test_a_restart_with_a_folder_remembers_and_numbers_on(tmp_path):
@@ -204,7 +220,7 @@ def test_a_larger_frame_than_planned_for_is_reported_and_the_stream_goes_on():
     assert memory.ask(QUESTION).evidence
 
 
-def test_clear_forgets_the_archive_too():
+def test_clear_empties_the_archive_too():
     memory = memory_of()
     feed(memory, 30)
     memory.clear()

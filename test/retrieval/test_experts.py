@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np
@@ -8,8 +9,8 @@ from support.archives import SHAPE, make_archive, make_frame
 from ros_kvstream.errors import ModelError
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.retrieval.external import external_scores, make_encoder
-from ros_kvstream.retrieval.internal import internal_scores, question_queries, score_plane, without_drift
-from ros_kvstream.retrieval.retriever import Retriever
+from ros_kvstream.retrieval.internal import internal_scores, question_queries, score_layer, without_drift
+from ros_kvstream.retrieval.ranking import choose_frames, expert_scores
 from ros_kvstream.settings import RetrievalSettings
 
 HEADS = 4
@@ -24,7 +25,7 @@ def test_scores_are_the_pooled_dot_products_of_query_and_keys(patch_pooling, hea
     for frame in frames:
         archive.add(frame)
     query = torch.randn(HEADS, SHAPE.head_dim, generator=torch.Generator().manual_seed(1))
-    scores = score_plane(
+    scores = score_layer(
         archive.table.index_keys[1], torch.from_numpy(archive.table.frames["index_count"].astype("int64")), query,
         mean_key=mean_key, patch_pooling=patch_pooling, head_pooling=head_pooling, chunk=2,
     )  # fmt: skip
@@ -45,7 +46,7 @@ def test_slots_without_a_frame_are_never_ranked():
     queries = {layer: torch.randn(HEADS, SHAPE.head_dim) for layer in SHAPE.index_layers}
     scores = internal_scores(archive, queries, RetrievalSettings())
     assert scores.isfinite().sum() == 1
-    ranked = Retriever(archive, RetrievalSettings()).rank("?", queries, archive.table.frames["live"])
+    ranked = choose_frames(archive, RetrievalSettings(), None, "?", queries, np.ones_like(archive.table.frames["live"]))
     assert [frame.frame_id for frame in ranked] == [3]
 
 
@@ -96,7 +97,7 @@ def test_a_question_without_a_known_word_ranks_nothing_by_likeness():
     archive = make_archive()
     archive.add(make_frame(0))
     encoder = make_encoder("tiny")
-    assert Retriever(archive, RetrievalSettings(), encoder).experts("zxqv", {}) == {}
+    assert expert_scores(archive, RetrievalSettings(), encoder, "zxqv", {}) == {}
 
 
 def test_an_encoder_that_cannot_be_loaded_is_named(tmp_path):

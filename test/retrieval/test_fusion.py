@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np
@@ -5,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ros_kvstream.memory.archive.plan import FRAME
+from ros_kvstream.retrieval.context import within_capacity
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, filter_slots, fuse
-from ros_kvstream.retrieval.now_gate import within_room
-from ros_kvstream.retrieval.order import asked_order, diverse_moments
+from ros_kvstream.retrieval.ranking import diverse_moments, question_order
 
 
 def table(stamps, cameras=None) -> np.ndarray:
@@ -29,7 +30,7 @@ def test_fusion_is_the_weighted_sum_of_reciprocal_ranks():
         "a": Expert(1.0, np.array([3, 2, 1], np.float32)),
         "b": Expert(2.0, np.array([1, 3, -np.inf], np.float32)),
     }
-    found = fuse(experts, np.ones(3, bool), frames, k=60, depth=10)
+    found = list(fuse(experts, np.ones(3, bool), frames, k=60, depth=10))
     assert [frame.frame_id for frame in found] == [1, 0, 2]
     by_hand = [1 / 62 + 2 / 61, 1 / 61 + 2 / 62, 1 / 63]
     np.testing.assert_allclose([frame.fused for frame in found], by_hand)
@@ -37,7 +38,7 @@ def test_fusion_is_the_weighted_sum_of_reciprocal_ranks():
     assert found[2].ranks == {"a": 3}
 
 
-def test_an_expert_of_weight_zero_has_no_say():
+def test_an_expert_of_weight_zero_is_ignored():
     frames = table([0, 1])
     experts = {"a": Expert(1.0, np.array([1, 2], np.float32)), "b": Expert(0.0, np.array([9, 0], np.float32))}
     assert [f.ranks for f in fuse(experts, np.ones(2, bool), frames, k=60, depth=9)] == [{"a": 1}, {"a": 2}]
@@ -80,16 +81,16 @@ def test_filters_take_frames_whose_span_meets_the_times_and_the_camera():
     assert filter_slots(frames, names, "rear", 25, 0).tolist() == [False] * 4
 
 
-def test_only_what_fits_the_room_is_added_in_time_order_and_nothing_twice():
+def test_only_what_fits_the_capacity_is_added_in_time_order_and_nothing_twice():
     frames = [ranked(s) for s in (30.0, 10.0, 20.0, 40.0)]
-    added = within_room(frames, [4, 8, 4, 4], room=9, present={40})
+    added = within_capacity(frames, [4, 8, 4, 4], capacity=9, present={40})
     assert [frame.stamp for frame in added] == [20.0, 30.0]
 
 
-def test_questions_of_order_are_told_by_their_words():
-    assert asked_order("What did you see first?") == "first"
-    assert asked_order("what came after the cone?") == "after"
-    assert asked_order("what colour was the cone?") == ""
+def test_questions_of_order_are_recognised_by_their_words():
+    assert question_order("What did you see first?") == "first"
+    assert question_order("what came after the cone?") == "after"
+    assert question_order("what colour was the cone?") == ""
 
 
 def test_moments_for_order_come_from_the_right_end_or_around_the_thing_named():

@@ -1,4 +1,5 @@
-"""What was new when it was seen: found whatever is asked, per camera, however the frames are worked through."""
+# SPDX-License-Identifier: Apache-2.0
+"""Novelty is found per camera, independent of the question and of the chunk size."""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ import torch
 from support.archives import SHAPE, make_archive, make_frame
 
 from ros_kvstream.memory.archive.archive import Archive
-from ros_kvstream.retrieval import novelty as news
+from ros_kvstream.retrieval import novelty
 from ros_kvstream.retrieval.internal import NEIGHBOURS
 from ros_kvstream.retrieval.novelty import novelty_scores
-from ros_kvstream.retrieval.retriever import NOVELTY, Retriever
+from ros_kvstream.retrieval.ranking import NOVELTY, choose_frames
 from ros_kvstream.settings import RetrievalSettings
 
 STRANGE = (5, 100, 150)
-"""Frames that show something else than all others."""
+"""Frames that differ from all others."""
 
 
 def archive_of(frames: int, strange: tuple[int, ...] = STRANGE) -> Archive:
-    """One camera that looks at a wall, another at another wall; now and then the first sees something."""
+    """Two cameras, each in front of its own wall; the first sees something else in the strange frames."""
     archive = make_archive(budget_mib=2.0, keep_ratio=1.0, index_keys=6)
     for index in range(frames):
         archive.add(make_frame(2 * index, stamp=float(index), camera="front", like=index if index in strange else 1000))
@@ -34,7 +35,7 @@ def frame_ids(archive: Archive, scores: np.ndarray, count: int) -> list[int]:
     return [int(archive.table.frames["frame_id"][slot]) for slot in np.argsort(-scores, kind="stable")[:count]]
 
 
-def test_what_is_unlike_its_neighbours_is_news_and_another_camera_is_not():
+def test_a_frame_unlike_its_neighbours_is_novel_and_another_camera_is_not():
     archive = archive_of(200)
     scores = novelty_scores(archive, archive.table.frames["live"])
     assert sorted(frame_ids(archive, scores, len(STRANGE))) == [2 * index for index in STRANGE]
@@ -60,7 +61,7 @@ def test_the_size_of_the_chunks_changes_nothing(size, monkeypatch):
     live = archive.table.frames["live"]
     expected = novelty_scores(archive, live)
     monkeypatch.setattr(type(archive.plan), "index_chunk", size)
-    monkeypatch.setattr(news, "SMALLEST_CHUNK", size)
+    monkeypatch.setattr(novelty, "SMALLEST_CHUNK", size)
     np.testing.assert_allclose(novelty_scores(archive, live)[live], expected[live], atol=2e-4)
 
 
@@ -68,9 +69,9 @@ def test_a_question_of_order_takes_what_was_new_first_or_last():
     archive = archive_of(200)
     live = archive.table.frames["live"]
     queries = {layer: torch.ones(4, SHAPE.head_dim) for layer in SHAPE.index_layers}
-    retriever = Retriever(archive, RetrievalSettings(top_k=2))
-    first = retriever.choose("what did you see first?", queries, live)
-    last = retriever.choose("what did you see last?", queries, live)
+    settings = RetrievalSettings(top_k=2)
+    first = choose_frames(archive, settings, None, "what did you see first?", queries, live)
+    last = choose_frames(archive, settings, None, "what did you see last?", queries, live)
     assert 2 * STRANGE[0] in [frame.frame_id for frame in first]
     assert 2 * STRANGE[-1] in [frame.frame_id for frame in last]
     assert all(NOVELTY in frame.ranks for frame in first + last)

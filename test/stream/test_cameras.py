@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several cameras in one memory: none pushes another's moments out, and shares can be set and changed."""
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def watch(memory: VideoMemory, seconds: range, fast: str = "fast", slow: str = "
 
 def held(memory: VideoMemory, camera: str) -> list[float]:
     """Stamps of the frames that the arena holds of a camera."""
-    return [memory.frame_index[frame].stamp for frame in memory.arena.frames_kept() if memory.frame_index[frame].camera == camera]
+    records = [memory.frame_index[frame] for frame in memory.arena.frames_kept()]
+    return [record.stamp for record in records if record.camera == camera]
 
 
 @pytest.mark.parametrize("policy", ["recent", "sliding_window", "infinipot_v", "uniform"])
@@ -51,7 +53,7 @@ def test_a_fast_camera_does_not_push_a_slow_ones_memory_out(policy: str) -> None
     assert stats.camera_slots["slow"] == 6 * SLOW_TOKENS and sum(stats.camera_slots.values()) == stats.slots_used
 
 
-def test_shares_hold_on_a_precision_ladder_too() -> None:
+def test_shares_hold_in_a_quantized_arena_too() -> None:
     memory = make(quantized=QuantizedSettings(mode="on", group=16))
     watch(memory, range(40))
     assert memory.arena.compactions > 2 and len(held(memory, "slow")) == 20
@@ -67,7 +69,7 @@ def test_a_share_guarantees_and_lends() -> None:
     assert memory.stats().camera_slots["slow"] < 0.25 * whole and memory.stats().camera_slots["fast"] > 0.7 * whole
 
 
-def test_a_camera_that_is_no_longer_named_gives_way_first() -> None:
+def test_frames_of_a_camera_without_a_share_are_evicted_first() -> None:
     memory = make(shares={"new": 0.0})
     watch(memory, range(8), fast="old", slow="")
     before = memory.stats().camera_slots["old"]

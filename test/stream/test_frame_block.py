@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which frames share a temporal grid, and what a stream of pairs counts, keeps and loses."""
 
 from __future__ import annotations

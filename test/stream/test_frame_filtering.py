@@ -1,4 +1,5 @@
-"""The stream with frame gate, saliency and precision ladder: what is left out, and what is still known of it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The stream with frame gate, saliency and mixed precision: what is left out, and what is still known of it."""
 
 from __future__ import annotations
 
@@ -147,14 +148,14 @@ def test_pruned_attention_equals_that_of_the_kept_tokens_alone() -> None:
 
 
 @pytest.mark.parametrize("policy", ["infinipot_v", "tar", "van", "aks", "uniform", "sliding_window", "recent"])
-@pytest.mark.parametrize("ladder", ["off", "on"])
-def test_ragged_frames_go_through_every_policy_and_compaction(policy: str, ladder: str) -> None:
+@pytest.mark.parametrize("quantized", ["off", "on"])
+def test_ragged_frames_go_through_every_policy_and_compaction(policy: str, quantized: str) -> None:
     model = cheap_vision(qwen2_5_vl(pixels=112 * 112))
     memory = VideoMemory(
         StreamSettings(
             memory=MemorySettings(budget_mib=0.25, policy=policy, max_question_tokens=16, max_answer_tokens=8),
             saliency=SaliencySettings(mode="prune", guard=0, max_pruned=0.9),
-            quantized=QuantizedSettings(mode=ladder),
+            quantized=QuantizedSettings(mode=quantized),
         ),
         model,
     )
@@ -165,23 +166,23 @@ def test_ragged_frames_go_through_every_policy_and_compaction(policy: str, ladde
     assert memory.ask(QUESTION).evidence
 
 
-def test_the_ladder_remembers_more_frames_in_the_same_bytes_and_rolls_back() -> None:
+def test_a_quantized_arena_remembers_more_frames_in_the_same_bytes_and_rolls_back() -> None:
     model = cheap_vision(
         qwen2_5_vl(layers=8, pixels=112 * 112, head_dim=64, sections=(16, 8, 8), dtype=torch.bfloat16)
     )
     plain = memory_of(model, 2.0, "sliding_window", gate=OFF)
-    ladder = memory_of(model, 2.0, "sliding_window", gate=OFF, quantized=QuantizedSettings(mode="on"))
-    assert ladder.arena.plan.quantized
+    quantized = memory_of(model, 2.0, "sliding_window", gate=OFF, quantized=QuantizedSettings(mode="on"))
+    assert quantized.arena.plan.quantized
     for seed in range(60):
-        for memory in (plain, ladder):
+        for memory in (plain, quantized):
             memory.observe(picture(seed), 0.5 * seed)
-    ours, theirs = ladder.stats(), plain.stats()
+    ours, theirs = quantized.stats(), plain.stats()
     assert ours.allocated_bytes <= ours.budget_bytes == theirs.budget_bytes
     assert ours.slots > 1.4 * theirs.slots, "of eight layers one is decoded in the scratch"
     assert ours.frames_remembered > theirs.frames_remembered
-    first = ladder.ask(QUESTION)
-    assert ladder.ask(QUESTION).text == first.text
-    assert ladder.stats().used_bytes == ours.used_bytes
+    first = quantized.ask(QUESTION)
+    assert quantized.ask(QUESTION).text == first.text
+    assert quantized.stats().used_bytes == ours.used_bytes
 
 
 @pytest.mark.parametrize("mode", ["off", "prune", "novel"])
@@ -202,7 +203,7 @@ def test_a_thing_of_two_patches_that_crosses_for_half_a_second_is_remembered_pat
     assert memory.stats().frames_gated == 0 and memory.stats().compactions == 0
 
 
-def test_the_budget_of_a_ladder_can_be_lowered_and_raised_while_it_runs() -> None:
+def test_the_budget_of_a_quantized_arena_can_be_lowered_and_raised_while_it_runs() -> None:
     memory = memory_of(budget_mib=0.5, gate=OFF, quantized=QuantizedSettings(mode="on"))
     for seed in range(40):
         memory.observe(picture(seed), 0.5 * seed)

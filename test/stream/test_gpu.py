@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole memory on a CUDA device, beside the same on the CPU: `make test-gpu` where there is one.
 
 `KVSTREAM_TEST_DEVICE=cpu` runs it against the CPU itself, which tests these tests.
@@ -83,7 +84,7 @@ def test_filters_hide_frames(models: dict[str, VideoLanguageModel]) -> None:
 
 
 @pytest.mark.parametrize("order", ["policy", "recent"])
-def test_a_ladder_answers(models: dict[str, VideoLanguageModel], order: str) -> None:
+def test_a_quantized_arena_answers(models: dict[str, VideoLanguageModel], order: str) -> None:
     memory = fed(models["device"], quantized=QuantizedSettings(mode="on", order=order))
     stats = memory.stats()
     assert stats.compactions > 0 and stats.peak_bytes <= stats.budget_bytes

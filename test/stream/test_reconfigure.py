@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that change on a live stream."""
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def test_another_policy_is_used_from_the_next_compaction_on() -> None:
     memory = watched(5)
     before = contents(memory.arena)
     memory.reconfigure(replace(SETTINGS, memory=replace(SETTINGS.memory, policy="uniform", keep_ratio=0.5)))
-    assert memory.policy.name == "uniform" and memory.settings.memory.keep_ratio == 0.5
+    assert memory.ingest.policy.name == "uniform" and memory.settings.memory.keep_ratio == 0.5
     assert same(before, contents(memory.arena))
 
 
@@ -54,9 +55,9 @@ def test_the_gate_can_be_switched_on_and_off() -> None:
 def test_how_many_frames_are_brought_back_can_change() -> None:
     memory = watched(30)
     memory.reconfigure(replace(SETTINGS, retrieval=RetrievalSettings(top_k=0)))
-    assert memory.archive_retrieval is not None and memory.archive_retrieval.retriever is None
+    assert memory.archive_retrieval is not None and memory.archive_retrieval.searchable is None
     memory.reconfigure(SETTINGS)
-    assert memory.archive_retrieval.retriever is not None
+    assert memory.archive_retrieval.searchable is not None
     assert memory.ask("what colour is the cone ?", max_new_tokens=2).evidence
 
 
@@ -73,4 +74,4 @@ def test_a_bad_option_is_refused_and_changes_nothing() -> None:
     for attempt in (memory.check_settings, memory.reconfigure):
         with pytest.raises(SettingsError, match="nonsense"):
             attempt(bad)
-    assert memory.settings == SETTINGS and memory.policy.name == "recent"
+    assert memory.settings == SETTINGS and memory.ingest.policy.name == "recent"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np
@@ -10,7 +11,7 @@ from ros_kvstream.errors import BudgetError, FrameError, QuestionCancelled, Ques
 from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.settings import GateSettings, MemorySettings, StreamSettings
-from ros_kvstream.stream.answer import Answerer
+from ros_kvstream.stream.answer import append_text
 from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "where is the cone ?"
@@ -40,9 +41,9 @@ def feed(memory: VideoMemory, count: int, start: int = 0, rate: float = 2.0) -> 
 
 def question_logits(memory: VideoMemory) -> torch.Tensor:
     """Logits of the question's last token, rolled back afterwards."""
-    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
     mark = memory.arena.mark()
-    logits = Answerer(memory.model, memory.arena, memory.frame_index)._forward(memory.model.suffix_ids(QUESTION), start, None)
+    ids = memory.model.suffix_ids(QUESTION)
+    logits = append_text(memory.model, memory.arena, ids, memory.ingest.text_start, None)
     memory.arena.roll_back(mark)
     return logits
 
@@ -330,7 +331,7 @@ def test_a_compaction_comes_at_the_high_water_mark_and_keeps_the_keep_ratio() ->
     assert set(after) == {int(slots * 0.3) + 4}
 
 
-def test_clear_forgets_every_frame_and_starts_again() -> None:
+def test_clear_removes_every_frame_and_starts_again() -> None:
     memory = memory_of()
     feed(memory, 30)
     memory.clear()

@@ -21,7 +21,7 @@ from ros_kvstream.settings import (
     RetrievalSettings,
     StreamSettings,
 )
-from ros_kvstream.stream.answer import Answerer
+from ros_kvstream.stream.answer import append_text, check_question
 from ros_kvstream.stream.memory import VideoMemory
 from support.arenas import contents, same
 
@@ -53,10 +53,10 @@ def feed(memory: VideoMemory, frames: Sequence[np.ndarray], stamps: Sequence[flo
 
 def question_logits(memory: VideoMemory, question: str = QUESTION) -> torch.Tensor:
     """Logits of the question's last token through the memory, rolled back afterwards."""
-    memory._flush()
-    start = memory.model.text_start(memory.positions.newest, memory._largest_side)
+    memory.flush()
+    start = memory.ingest.text_start
     mark = memory.arena.mark()
-    logits = Answerer(memory.model, memory.arena, memory.frame_index)._forward(memory.model.suffix_ids(question), start, None)
+    logits = append_text(memory.model, memory.arena, memory.model.suffix_ids(question), start, None)
     memory.arena.roll_back(mark)
     return logits
 
@@ -178,7 +178,7 @@ class FamilyChecks:
         Both at the same distance from the question; the model has one layer, so a frame's keys depend on itself alone.
         """
         model = self.make(layers=1)
-        from ros_kvstream.retrieval.context import ContextBuilder, Filters
+        from ros_kvstream.retrieval.context import build_context
 
         frames, size = frames_of(6, 4), model.frame_tokens(*model.grid(*SIZE))
         archive = ArchiveSettings(budget_mib=8.0, keep_ratio=1.0)
@@ -187,12 +187,11 @@ class FamilyChecks:
         feed(memory, frames, range(len(frames)))
         expected = question_logits(memory)
         assert memory.archive_retrieval is not None
-        ids, start = model.suffix_ids(QUESTION), model.text_start(memory.positions.newest, memory._largest_side)
+        question, start = check_question(model, memory.settings.memory, QUESTION), memory.ingest.text_start
         mark = memory.arena.mark()
-        builder = ContextBuilder(model, memory.arena, memory.frame_index, memory.positions, memory.archive_retrieval)
-        context = builder.build(QUESTION, ids, start, Filters(), 4 * size)
-        assert context is not None and len(context.evidence) == len(frames)
-        found = Answerer(model, memory.arena, memory.frame_index)._forward(ids, start, context.visible)
+        context = build_context(memory.ingest, question, start, 4 * size)
+        assert len(context.evidence) == len(frames)
+        found = append_text(model, memory.arena, question.ids, start, context.visible)
         memory.arena.roll_back(mark)
         assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 

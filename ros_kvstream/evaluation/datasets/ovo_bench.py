@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OVO-Bench (arXiv 2501.05510): ovo_bench_new.json beside the videos that it names.
 
 Entries have id, task, video, realtime (seconds), question, options and gt (an index); those of forward active
@@ -7,24 +8,20 @@ Reported: accuracy by task, the mean over the tasks of backward, real-time and f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.datasets.common import (
-    Item,
     Reading,
     Score,
     by_tag,
     lettered,
     mean_of,
-    read_json,
     right_choice,
     take,
-    video_finder,
 )
-from ros_kvstream.evaluation.scoring import Pattern
+from ros_kvstream.evaluation.scoring import Expectation, Pattern
 from ros_kvstream.evaluation.summary import Line
 
 MODES = {
@@ -55,25 +52,25 @@ ENOUGH = (
 )
 
 
-def read(folder: Path, reading: Reading) -> Callable[[str], Path | None]:
-    """Fill the reading from the annotation file."""
+def read(reading: Reading) -> None:
+    """Read the annotation file."""
+    folder = reading.folder
+    reading.video_folders = [folder, folder / "data" / "src_videos", folder / "src_videos", folder / "videos"]
     places = [folder / sub / name for sub in (".", "data") for name in FILES]
     file = next((place for place in places if place.is_file()), places[0])
-    for index, entry in enumerate(read_json(file, reading) or ()):
-        where = f"{file.name}, entry {index}"
+    for where, entry in reading.entries(file):
         identifier, task, video = take(entry, ("id", "task", "video"), where)
         mode = next((mode for mode, tasks in MODES.items() if task in tasks), "")
         if not mode:
             raise SettingsError(f"{where}: task = {task!r} is none of OVO-Bench")
+        kind = "before" if mode == "Backward Tracing" else "now"
         moments = _moments(entry, str(task), where)
         for number, (at, prompt, expected) in enumerate(moments):
             name = f"{identifier}-{number}" if len(moments) > 1 else str(identifier)
-            kind = "before" if mode == "Backward Tracing" else "now"
-            reading.items.append(Item(name, str(video), prompt, expected, str(task), at, kind, (("mode", mode),)))
-    return video_finder([folder, folder / "data" / "src_videos", folder / "src_videos", folder / "videos"])
+            reading.add(video, name, prompt, expected, task, at=at, kind=kind, mode=mode)
 
 
-def _moments(entry: Mapping[str, Any], task: str, where: str) -> list[tuple[float, str, Any]]:
+def _moments(entry: Mapping[str, Any], task: str, where: str) -> list[tuple[float, str, Expectation]]:
     """(seconds, prompt, expected) of every moment at which an entry is asked."""
     if task not in MODES["Forward Active Responding"]:
         question, options, right, at = take(entry, ("question", "options", "gt", "realtime"), where)
@@ -81,37 +78,29 @@ def _moments(entry: Mapping[str, Any], task: str, where: str) -> list[tuple[floa
         prompt = (f"Question: {question}\nOptions:\n{listed}\nRespond only with the letter corresponding to your "
                   f"chosen option (e.g., A, B, C).\n{NOTHING_ELSE}")  # fmt: skip
         return [(float(at), prompt, right_choice(int(right), options, "contains", where))]
-    found = []
+    found: list[tuple[float, str, Expectation]] = []
     (infos,) = take(entry, ("test_info",), where)
     for info in infos:
-        if task == "REC":
-            at, count = take(info, ("realtime", "count"), where)
-            (activity,) = take(entry, ("activity",), where)
-            found.append((float(at), COUNTING.format(activity=activity), _digits(int(count))))
-            continue
-        at, right = take(info, ("realtime", "type"), where)
-        if task == "SSR":
-            (step,) = take(info, ("step",), where)
-            prompt = STEP.format(step=step)
-        else:
-            (question,) = take(entry, ("question",), where)
-            prompt = ENOUGH.format(question=question)
-        found.append((float(at), prompt, _word("Yes" if int(right) else "No")))
+        at, right = take(info, ("realtime", "count" if task == "REC" else "type"), where)
+        expected = digits_pattern(int(right)) if task == "REC" else word_pattern("Yes" if int(right) else "No")
+        key, prompt = {"REC": ("activity", COUNTING), "SSR": ("step", STEP), "CRR": ("question", ENOUGH)}[task]
+        (value,) = take(info if task == "SSR" else entry, (key,), where)
+        found.append((float(at), prompt.format(**{key: value}), expected))
     return found
 
 
-def _digits(count: int) -> Pattern:
+def digits_pattern(count: int) -> Pattern:
     """All digits of the answer together are the count, as the benchmark scores it."""
     return Pattern(r"\A\D*" + r"\D*".join(str(count)) + r"\D*\Z")
 
 
-def _word(word: str) -> Pattern:
+def word_pattern(word: str) -> Pattern:
     """The answer holds the word, or is its first letter."""
     return Pattern(rf"(?-i:{word})|\A(?-i:{word[0]})\Z")
 
 
 def score(lines: Sequence[Line]) -> list[Score]:
-    """Each mode: its tasks and their mean; then the mean of the modes."""
+    """Each mode: accuracy of its tasks and their mean; then the mean of the modes."""
     found: list[Score] = []
     means: list[Score] = []
     for mode, tasks in MODES.items():

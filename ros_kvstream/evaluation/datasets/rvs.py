@@ -1,66 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
 """RVS-Ego and RVS-Movie (VStream-QA, arXiv 2406.08085), open questions about streams.
 
 Two layouts are read: by video (ego/ego4d_oe.json, movie/movienet_oe.json: video_id, video_path, duration,
 conversations of question, answer, start_time, end_time), or as published (test_qa_ego4d.json, test_qa_movienet.json:
-id, video_id, question, answer, answer_type, start_time, end_time). A question is asked at its end_time. The papers let
-another language model judge the answers; here the figures are the share of equal answers and the overlap of words (F1),
-which are lower and not comparable with theirs: results.jsonl has question, answer and prediction for such a judge.
+id, video_id, question, answer, answer_type, start_time, end_time). A question is asked at its end_time. In the papers
+another language model judges the answers; here the scores are the share of equal answers and the overlap of words
+(F1), which are lower and not comparable with theirs. results.jsonl has what such a judge needs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ros_kvstream.evaluation.datasets.common import (
-    Item,
+    VIDEO_SUFFIXES,
     Reading,
     Score,
+    accuracy,
     by_tag,
-    mean,
-    read_json,
     take,
-    video_finder,
 )
 from ros_kvstream.evaluation.scoring import Exact, words
 from ros_kvstream.evaluation.summary import Line
 
 BY_VIDEO = ("ego/ego4d_oe.json", "movie/movienet_oe.json", "ego4d_oe.json", "movienet_oe.json")
-PUBLISHED = (
-    ("test_qa_ego4d.json", "rvs_ego.json"), ("test_qa_movienet.json", "rvs_movie.json"),
-    ("vstream-realtime/test_qa_ego4d.json", "vstream-realtime/rvs_ego.json"),
-    ("vstream-realtime/test_qa_movienet.json", "vstream-realtime/rvs_movie.json"),
-)  # fmt: skip
-"""(questions, clips with their start in the original video)."""
+PUBLISHED = {
+    f"{folder}test_qa_{questions}.json": f"{folder}rvs_{clips}.json"
+    for folder in ("", "vstream-realtime/")
+    for questions, clips in (("ego4d", "ego"), ("movienet", "movie"))
+}
+"""Files of questions, and of the clips with their start in the original video."""
 
 
-def read(folder: Path, reading: Reading) -> Callable[[str], Path | None]:
-    """Fill the reading from the first layout that is found."""
+def read(reading: Reading) -> None:
+    """Read the first layout that is found."""
+    folder = reading.folder
     reading.notes.append("RVS is judged by another language model in the papers: see the module's description.")
     for name in BY_VIDEO:
         if (folder / name).is_file():
-            _read_by_video(read_json(folder / name, reading), name, reading)
-            return video_finder([folder, folder / "ego" / "videos", folder / "movie" / "videos", folder / "videos"])
-    for name, clips in PUBLISHED:
+            for index, (where, entry) in enumerate(reading.entries(folder / name)):
+                video, conversations = take(entry, ("video_path", "conversations"), where)
+                for number, question in enumerate(conversations):
+                    _add(question, f"{index}-{number}", str(video), 0.0, f"{where}, question {number}", reading)
+            folders = ("", "ego/videos", "movie/videos", "videos")
+            reading.video_folders = [folder / name for name in folders]
+            return
+    for name, clips in PUBLISHED.items():
         if (folder / name).is_file():
-            starts = {clip["video_id"]: float(clip["start_time"]) for clip in read_json(folder / clips, reading) or ()}
-            for index, entry in enumerate(read_json(folder / name, reading)):
-                (video,) = take(entry, ("video_id",), f"{name}, entry {index}")
-                _add(entry, f"{entry.get('id', index)}", str(video), starts.get(video, 0.0), name, reading)
-            return video_finder([folder, folder / "videos", (folder / name).parent / "videos"], by_stem=True)
-    known = [*BY_VIDEO[:2], *(name for name, _ in PUBLISHED[:2])]
-    reading.notes.append(f"none of {', '.join(known)} is there.")
-    return video_finder([folder])
-
-
-def _read_by_video(entries: Sequence[Mapping[str, Any]], where: str, reading: Reading) -> None:
-    for index, entry in enumerate(entries):
-        here = f"{where}, entry {index}"
-        video, conversations = take(entry, ("video_path", "conversations"), here)
-        for number, question in enumerate(conversations):
-            _add(question, f"{index}-{number}", str(video), 0.0, f"{here}, question {number}", reading)
+            starts = {clip["video_id"]: float(clip["start_time"]) for clip in reading.read_json(folder / clips) or ()}
+            for index, (where, entry) in enumerate(reading.entries(folder / name)):
+                (video,) = take(entry, ("video_id",), where)
+                _add(entry, f"{entry.get('id', index)}", str(video), starts.get(video, 0.0), where, reading)
+            reading.video_folders = [folder, folder / "videos", (folder / name).parent / "videos"]
+            reading.suffixes = VIDEO_SUFFIXES
+            return
+    reading.notes.append(f"none of {', '.join([*BY_VIDEO[:2], *list(PUBLISHED)[:2]])} is there.")
 
 
 def _add(entry: Mapping[str, Any], name: str, video: str, start: float, where: str, reading: Reading) -> None:
@@ -69,8 +65,7 @@ def _add(entry: Mapping[str, Any], name: str, video: str, start: float, where: s
         reading.notes.append(f"{where}: the answer holds no word: left out.")
         return
     task = str(entry.get("answer_type") or entry.get("task") or "")
-    item = Item(name, video, str(text), Exact(str(answer)), task, max(0.0, float(end) - start))
-    reading.items.append(item)
+    reading.add(video, name, str(text), Exact(str(answer)), task, at=max(0.0, float(end) - start))
 
 
 def overlap(prediction: str, answer: str) -> float:
@@ -82,8 +77,7 @@ def overlap(prediction: str, answer: str) -> float:
 
 def score(lines: Sequence[Line]) -> list[Score]:
     """Share of equal answers and mean overlap of words; by type where the file has types."""
-    equal = mean(lines, "Equal answers")
     asked = [line for line in lines if line["answer"] is not None]
     shares = [overlap(line["answer"], line["expected"]["exact"]) for line in asked]
-    found = [Score("Word F1", sum(shares) / len(shares), len(shares))] if shares else []
-    return [*([equal] if equal else []), *found, *by_tag(lines, "task", prefix="Equal answers, ")]
+    f1 = [Score("Word F1", sum(shares) / len(shares), len(shares))] if shares else []
+    return [*accuracy(lines, "Equal answers"), *f1, *by_tag(lines, "task", prefix="Equal answers, ")]
