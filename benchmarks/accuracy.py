@@ -30,7 +30,7 @@ OBJECTS = 8
 """Most sightings in a stream."""
 WHEN = ("now", "before")
 """Whether the answer is in the newest frame or in earlier ones."""
-TEXT_TOKENS = {"max_question_tokens": 32, "max_answer_tokens": 8}
+TEXT_TOKENS: dict[str, Any] = {"max_question_tokens": 32, "max_answer_tokens": 8}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def budget_for_slots(
         return plain / MIB
 
     def holds(kib: int) -> bool:
-        room = {"pinned": pinned, "reserve": reserve, "frame_tokens": block_tokens}
+        room: dict[str, Any] = {"pinned": pinned, "reserve": reserve, "frame_tokens": block_tokens}
         try:
             return plan_budget(model.shape, kib << 10, quantized, **room).frame_slots >= slots
         except BudgetError:

@@ -118,8 +118,12 @@ def make_network(shape: IngestShape) -> Any:
 def measured(paths: Sequence[Callable[[], Tensor]], shape: IngestShape) -> PairOfTimes:
     """Measure both paths alternately, the plain one first: times, peaks of memory, difference of the results."""
     results: list[Tensor] = []
+
+    def keep_result(path: Callable[[], Tensor]) -> None:
+        results.append(path())
+
     plain_ms, ours_ms = median_ms(paths, shape.repeats, shape.device)
-    plain_bytes, ours_bytes = (peak_bytes(lambda path=path: results.append(path()), shape.device) for path in paths)
+    plain_bytes, ours_bytes = (peak_bytes(partial(keep_result, path), shape.device) for path in paths)
     difference = (results[0] - results[1]).abs().max().item()
     return PairOfTimes(plain_ms, ours_ms, difference, plain_bytes, ours_bytes)
 

@@ -266,8 +266,9 @@ def frame_cost(
     A memory gets raw messages of 640 x 480 pixels, ``rate`` per second by their stamps, as from the node's worker.
     """
     torch.set_num_threads(1)
-    limits = {"max_question_tokens": QUESTION_TOKENS, "max_answer_tokens": ANSWER_TOKENS}
-    memory = MemorySettings(budget_mib=budget_mib, **limits)
+    memory = MemorySettings(
+        budget_mib=budget_mib, max_question_tokens=QUESTION_TOKENS, max_answer_tokens=ANSWER_TOKENS
+    )
     stream = VideoMemory(StreamSettings(ModelSettings(path=model, device="cpu"), memory))
     meter, kept, seen = Meter(), 0, scene or Room(0)
     meter.attach(stream.ingest.frame_filter, "decide", "gate")

@@ -196,7 +196,7 @@ def accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str, float
 def slots_ratio(layers: int = 36, kv_heads: int = 2, head_dim: int = 128) -> dict[str, Any]:
     """Frame slots of mixed precision over plain bfloat16 in 1 GiB (default shape: Qwen2.5-VL-3B), and the shares."""
     shape = CacheShape(layers, kv_heads, head_dim, torch.bfloat16)
-    room = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
+    room: dict[str, Any] = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
     plain, mixed = plan_budget(shape, GIB, **room), plan_budget(shape, GIB, MIXED.quantized, **room)
     return {
         "slots_ratio": mixed.frame_slots / plain.frame_slots,
