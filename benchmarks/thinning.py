@@ -38,8 +38,7 @@ from benchmarks.accuracy import (
 from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
-from ros_kvstream.memory.quantized.codec import QuantizedCodec
-from ros_kvstream.memory.quantized.packing import dequantize_into, quantize
+from ros_kvstream.memory.quantized.packing import QuantizedCodec, dequantize_into, quantize
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld

@@ -1,9 +1,15 @@
-"""Every test process computes on one thread (several on few cores slow each other down) and heeds Ctrl-C."""
+"""Settings of every test process: import path, one thread of computation, local ROS discovery, Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
+
+# benchmarks/ and training/ are not installed. Last, so that an installed ros_kvstream, which holds its generated
+# interfaces, is found before the sources.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")

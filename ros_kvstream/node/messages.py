@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,7 @@ def to_seconds(stamp: Time) -> float:
 
 def to_stamp(seconds: float) -> Time:
     """Stamp of seconds, to the nearest that a float holds; values outside int32 seconds become zero."""
-    if not math.isfinite(seconds) or abs(seconds) >= 2**31 - 1:
+    if not -(2**31) <= seconds < 2**31:  # also true of a NaN
         return Time()
     whole, nanoseconds = divmod(round(seconds * NANOSECONDS), NANOSECONDS)
     return Time(sec=int(whole), nanosec=int(nanoseconds))

@@ -13,12 +13,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import node as node_benchmark
-from ros_kvstream.errors import SettingsError
-
-pytest.importorskip("rclpy", reason="needs ROS 2")
-pytest.importorskip("ros_kvstream.srv", reason="needs the built interfaces")
-
-from benchmarks.node_load import (  # noqa: E402
+from benchmarks.node_load import (
     OUTSIDE_MODEL,
     PARTS,
     Meter,
@@ -27,7 +22,8 @@ from benchmarks.node_load import (  # noqa: E402
     percentiles,
     processor_shares,
 )
-from ros_kvstream.node.worker import THREAD_NAME  # noqa: E402
+from ros_kvstream.errors import SettingsError
+from ros_kvstream.node.worker import THREAD_NAME
 
 
 def options(**changes: Any) -> argparse.Namespace:

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("rclpy", reason="needs ROS 2, from wheels or from a distribution")
-pytest.importorskip("ros_kvstream.srv", reason="needs the built interfaces")
-
-from ros_kvstream.commands import interview  # noqa: E402
-from ros_kvstream.commands.demo_plan import PlannedQuestion  # noqa: E402
-from ros_kvstream.commands.interview import Interview, Reply  # noqa: E402
-from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup  # noqa: E402
+from ros_kvstream.commands import interview
+from ros_kvstream.commands.demo_plan import PlannedQuestion
+from ros_kvstream.commands.interview import Interview, Reply
+from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup
 
 PLAYER = """
 import json, sys, time

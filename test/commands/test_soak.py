@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ros_kvstream.commands import soak
+from ros_kvstream.commands.soak_faults import Fault, all_faults
 from ros_kvstream.errors import KvStreamError, SettingsError
-
-pytest.importorskip("rclpy", reason="needs ROS 2")
-
-from ros_kvstream.commands import soak  # noqa: E402
-from ros_kvstream.commands.soak_faults import Fault, all_faults  # noqa: E402
 
 BUDGET = 0.6
 """MiB; full within the first half minute."""

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support.model_folders import folder_without_weights
 
-pytest.importorskip("rclpy")
-
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.episodes import Episode, patrol_episodes
 from ros_kvstream.evaluation.executors import Runner

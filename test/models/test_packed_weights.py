@@ -41,12 +41,13 @@ def test_a_packed_family_answers_like_the_plain_one(make: Callable[..., Any]) ->
     assert logits[1] == logits[3]
 
 
-@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(96,), (1, 96), (3, 96), (4, 96), (2, 5, 96), (1, 33, 96)])
 @torch.inference_mode()
 def test_a_packed_linear_gives_what_the_linear_gives(dtype: torch.dtype, bias: bool, shape: tuple[int, ...]) -> None:
+    if not packing_works(dtype):
+        pytest.skip(f"this torch has no such kernels for {dtype} on this processor")
     torch.manual_seed(1)
     plain, hidden = nn.Linear(96, 72, bias=bias).to(dtype), torch.randn(shape).to(dtype)
     ours, theirs = PackedLinear(plain)(hidden), plain(hidden)
@@ -129,6 +130,14 @@ def test_a_copy_of_a_packed_network_shares_its_weights() -> None:
     twin = copy.deepcopy(net)
     assert torch.equal(net(ids), twin(ids))
     assert twin.head is net.head
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_network_is_packed_where_the_kernels_work_for_its_type_and_left_alone_elsewhere(dtype: torch.dtype) -> None:
+    net = Net(nn.SiLU()).to(dtype)
+    net.dtype = dtype  # type: ignore[misc]
+    assert pack_weights(net, least=1) == (4 if packing_works(dtype) else 0)
+    assert type(net.mlp) is (PackedGatedMlp if packing_works(dtype) else Gated)
 
 
 def test_other_types_and_devices_are_left_alone() -> None:

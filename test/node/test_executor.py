@@ -109,22 +109,22 @@ def bench(random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_while_the_memory_is_busy_frames_are_counted_calls_are_taken_and_the_timer_ticks_on(
         bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.camera.publish(image(picture(1), 1.0))
-    bench.until(lambda: bench.session.account.total().seen == 1)
+    bench.until(lambda: bench.session.counters.total().seen == 1)
     bench.go.clear()
-    received, ticks = bench.session.account.total().received, bench.ticks
+    received, ticks = bench.session.counters.total().received, bench.ticks
     for number in range(20):
         bench.camera.publish(image(picture(number), 2.0 + number))
-        bench.until(lambda wanted=number + 1: bench.session.account.total().received == received + wanted)
+        bench.until(lambda wanted=number + 1: bench.session.counters.total().received == received + wanted)
     waiting = [bench.call(Query, "/kvstream/query", Query.Request(question="what is there ?", max_new_tokens=2)),
                bench.call(Trigger, "/kvstream/clear", Trigger.Request()),
                bench.call(MemoryFile, "/kvstream/save", MemoryFile.Request(name="m"))]
     bench.node.set_parameters([Parameter("memory.budget_mib", value=3.0), Parameter("gate.motion", value=4.0)])
     bench.until(lambda: bench.ticks >= ticks + ENOUGH)
     assert not any(future.done() for future in waiting), "the memory was not busy: this test showed nothing"
-    count = bench.session.account.total()
+    count = bench.session.counters.total()
     assert count.seen == 1 and count.dropped["queue"] >= 20 - 4 - 1
     bench.go.set()
-    bench.until(lambda: all(future.done() for future in waiting) and bench.session.account.total().waiting == 0)
+    bench.until(lambda: all(future.done() for future in waiting) and bench.session.counters.total().waiting == 0)
     assert threading.get_ident() not in set().union(*bench.threads.values())
     assert {"observe", "ask", "clear", "save", "set_budget", "reconfigure"} <= set(bench.threads)
     meters = bench.node._reporter.metrics

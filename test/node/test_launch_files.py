@@ -22,11 +22,6 @@ from support.running_node import RunningNode, own_domain
 from ros_kvstream.patrol.bags import write_bag
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 
-REASON = "launch and launch_ros come with a ROS 2 installation, not as wheels"
-# The submodules: a folder named launch lies in the root of this repository.
-pytest.importorskip("launch.actions", reason=REASON)
-pytest.importorskip("launch_ros.actions", reason=REASON)
-
 LAUNCH = Path(__file__).parents[2] / "launch"
 ARGUMENTS = {"image_topic", "model", "budget_mib", "config", "autostart", "namespace", "use_sim_time", "log_level"}
 RUN = """
@@ -40,6 +35,13 @@ source = PythonLaunchDescriptionSource(sys.argv[1])
 service.include_launch_description(LaunchDescription([IncludeLaunchDescription(source, launch_arguments=arguments)]))
 sys.exit(service.run())
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def launch_installed() -> None:
+    """Skip where launch is missing. Its submodules, because the repository has a folder named launch."""
+    for module in ("launch.actions", "launch_ros.actions"):
+        pytest.importorskip(module, reason="launch and launch_ros come with a ROS 2 installation, not as wheels")
 
 
 def declared(name: str) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 from builtin_interfaces.msg import Time
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ros_kvstream.node.frame_counters import CameraCount
@@ -35,13 +35,15 @@ FIGURES = NodeFigures("tiny", "tar", 7, COUNT, 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5, {"
                       [CameraFigures("rear", "/rear/image", 2.0, COUNT)])
 
 
-@given(st.integers(0, 2**31 - 2), st.integers(0, 999_999_999))
+@given(st.integers(-(2**31), 2**31 - 2), st.integers(0, 999_999_999))
+@example(2**31 - 2, 999_999_881)  # rounds up to the last second of the range
+@example(2**31 - 1, 0)
 def test_a_stamp_survives_as_seconds_within_a_microsecond(seconds: int, nanoseconds: int) -> None:
     stamp = to_stamp(to_seconds(Time(sec=seconds, nanosec=nanoseconds)))
     assert abs((stamp.sec - seconds) * 10**9 + stamp.nanosec - nanoseconds) < 1000
 
 
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 1e300])
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 1e300, 2.0**31, -(2.0**31) - 1])
 def test_seconds_that_are_no_stamp_become_zero(seconds: float) -> None:
     assert to_stamp(seconds) == Time()
 

@@ -41,7 +41,7 @@ class Bench:
 
     @property
     def counts(self) -> Any:
-        return self.node._reporter.session.account.total()
+        return self.node._reporter.session.counters.total()
 
     def until(self, condition: Any) -> None:
         end = time.monotonic() + PATIENCE

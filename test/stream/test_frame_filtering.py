@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.scenes import PATCH, scene, with_noise, with_thing
 from support.tiny_models import cheap_vision, qwen2_5_vl
-from vision.scenes import PATCH, scene, with_noise, with_thing
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL

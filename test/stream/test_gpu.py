@@ -23,10 +23,11 @@ from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import ArchiveSettings, ModelSettings, QuantizedSettings, RetrievalSettings
 from ros_kvstream.stream.memory import VideoMemory
 
-pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("KVSTREAM_TEST_DEVICE", "cuda")
-if DEVICE.startswith("cuda") and not torch.cuda.is_available():
-    pytest.skip("there is no CUDA device", allow_module_level=True)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE.startswith("cuda") and not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
 
 
 @pytest.fixture(scope="module")

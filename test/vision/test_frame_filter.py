@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from support.scenes import PATCH, scene, with_noise, with_thing
 
 from ros_kvstream.settings import GateSettings, SaliencySettings
 from ros_kvstream.vision.frame_filter import FrameFilter
-
-from .scenes import PATCH, scene, with_noise, with_thing
 
 GRID, SIZE = (12, 16), (336, 448)
 

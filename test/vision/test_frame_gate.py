@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from support.scenes import PATCH, Bytes, scene, shifted, with_noise, with_thing
 
 from ros_kvstream.errors import FrameError, SettingsError
 from ros_kvstream.settings import GateSettings
 from ros_kvstream.vision.frame_gate import FrameGate
-
-from .scenes import PATCH, Bytes, scene, shifted, with_noise, with_thing
 
 PATIENT = GateSettings(max_silence=1e6)
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scenes import PATCH, scene, with_noise, with_thing
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.settings import GateSettings, SaliencySettings
 from ros_kvstream.vision.frame_gate import FrameGate
 from ros_kvstream.vision.saliency import novel_patches, saliency_map, salient_patches, write_overlay
-
-from .scenes import PATCH, scene, with_noise, with_thing
 
 PRUNE = SaliencySettings(mode="prune", threshold=5.0, guard=0, max_pruned=1.0)
 GREY = np.full((12 * PATCH, 16 * PATCH, 3), 120, np.uint8)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.scenes import PATCH, scene, shifted, with_noise, with_thing
 
 from ros_kvstream.vision.change import Comparison, block_means
 from ros_kvstream.vision.small_frame import COARSE, SmallFrame, coarse, medians, spatial_noise
-
-from .scenes import PATCH, scene, shifted, with_noise, with_thing
 
 
 @pytest.mark.parametrize("size", [(336, 448), (120, 160), (480, 640), (200, 300), (72, 80)])

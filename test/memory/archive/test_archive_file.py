@@ -42,7 +42,7 @@ for i in range(1_000_000):
 
 
 def start_writer(folder, fatal_write: int = -1) -> subprocess.Popen:
-    path = os.pathsep.join(["test", ".", *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(fatal_write)], env=environment,
                             stdout=subprocess.PIPE, text=True)  # fmt: skip
