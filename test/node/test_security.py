@@ -19,7 +19,6 @@ from xml.etree import ElementTree
 import pytest
 import rclpy
 from lifecycle_msgs.msg import Transition
-from rclpy.impl.implementation_singleton import rclpy_implementation
 from rosgraph_msgs.msg import Clock
 from support.running_node import image, own_domain, picture, running_node
 
@@ -27,6 +26,7 @@ from ros_kvstream.errors import KvStreamError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.main import NO_MIDDLEWARE
 from ros_kvstream.node.messages import to_stamp
+from ros_kvstream.node.rclpy_compat import RclError
 from ros_kvstream.node.security import security_hint
 from ros_kvstream.node.settings import CameraSettings
 
@@ -85,7 +85,7 @@ def skip_without_security(domain: int) -> None:
     rclpy.init(context=context, domain_id=domain)
     try:
         rclpy.create_node("test_client", context=context).destroy_node()
-    except rclpy_implementation.RCLError as error:
+    except RclError as error:
         if WITHOUT not in str(error):
             raise
         pytest.skip("the middleware here was built without security")
@@ -161,18 +161,18 @@ def test_a_keystore_of_another_domain_is_refused_in_words(secured: Path) -> None
 
 
 def test_the_hint_at_security_is_given_only_where_it_can_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = rclpy_implementation.RCLError("could not create data writer")
+    refused = RclError("could not create data writer")
     monkeypatch.delenv("ROS_SECURITY_ENABLE", raising=False)
     assert security_hint(refused) == ""
     monkeypatch.setenv("ROS_SECURITY_ENABLE", "true")
     assert "config/kvstream.policy.xml" in security_hint(refused)
-    assert security_hint(rclpy_implementation.RCLError(f"This Fast DDS version {WITHOUT}")) == ""
+    assert security_hint(RclError(f"This Fast DDS version {WITHOUT}")) == ""
 
 
 def test_a_refused_subscription_names_the_camera_and_its_topic() -> None:
     node = Mock()
     node.resolve_topic_name.side_effect = lambda name: f"/{name}"
-    node.create_subscription.side_effect = rclpy_implementation.RCLError("invalid allocator")
+    node.create_subscription.side_effect = RclError("invalid allocator")
     with pytest.raises(KvStreamError, match="camera 'front' cannot subscribe /front/image: invalid allocator"):
         CameraSubscription(node, CameraSettings("front", "front/image", "raw"), Mock(), Mock(), Mock())
 
