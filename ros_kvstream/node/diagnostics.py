@@ -10,7 +10,7 @@ from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
 from ros_kvstream.node.frame_counters import CameraCount, DropCause
 from ros_kvstream.node.metrics import Metrics
-from ros_kvstream.records import MemoryStats
+from ros_kvstream.records import MemoryStats, Observation
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
 STALE_FACTOR = 10.0
@@ -38,9 +38,9 @@ class CameraHealth:
     silence: float
     """Seconds since the last image, or since the subscription was created."""
     heard: bool
-    why_silent: str
-    """Set only when the silence exceeds the threshold."""
     count: CameraCount
+    why_silent: str = ""
+    """Set only when the silence exceeds the threshold."""
     dropped_lately: dict[str, int] = field(default_factory=dict)
     """Recent drops by cause."""
     received_lately: int = 0
@@ -52,25 +52,30 @@ class CameraHealth:
 
 @dataclass(frozen=True)
 class Health:
-    """Snapshot of the node."""
+    """Snapshot of the node, for /diagnostics and ~/stats."""
 
-    node: str
-    state: str
+    node: str = ""
+    state: str = "unconfigured"
     """Lifecycle state, as in ``NodeStatus``."""
-    failure: str
+    failure: str = ""
     """Why the last transition failed; empty when it succeeded."""
-    fault: str
+    fault: str = ""
     """A recent error inside the memory; empty when there was none."""
-    worker_died: bool
+    worker_died: bool = False
     """Whether the worker thread has ended unexpectedly."""
-    model: str
-    trained: bool
-    policy: str
-    memory: MemoryStats
-    process_bytes: int
-    questions_waiting: int
-    cameras: Sequence[CameraHealth]
-    metrics: Metrics
+    model: str = ""
+    trained: bool = True
+    policy: str = ""
+    memory: MemoryStats = MemoryStats()
+    process_bytes: int = 0
+    frames: CameraCount = field(default_factory=CameraCount)
+    """Sum over all cameras."""
+    queue_capacity: int = 0
+    questions_waiting: int = 0
+    newest: Observation | None = None
+    """The frame that the memory took last."""
+    cameras: Sequence[CameraHealth] = ()
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 def statuses(health: Health, thresholds: Thresholds) -> list[DiagnosticStatus]:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from builtin_interfaces.msg import Time
 from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream import msg, records
+from ros_kvstream.node.diagnostics import Health
 from ros_kvstream.node.frame_counters import CameraCount, DropCause
-from ros_kvstream.node.metrics import Percentiles
 from ros_kvstream.node.questions import Question
 
 NANOSECONDS = 1_000_000_000
@@ -31,37 +29,6 @@ def to_stamp(seconds: float) -> Time:
     return Time(sec=int(whole), nanosec=int(nanoseconds))
 
 
-@dataclass(frozen=True)
-class NodeFigures:
-    """Statistics of the node, which KvStats adds to those of the memory."""
-
-    model: str
-    policy: str
-    process_bytes: int
-    frames: CameraCount
-    capacity: int
-    questions_waiting: int
-    frame_age_ms: float = 0.0
-    vision_ms: float = 0.0
-    prefill_ms: float = 0.0
-    compaction_ms: float = 0.0
-    frames_per_second: float = 0.0
-    percentiles: Mapping[str, Percentiles] = field(default_factory=dict)
-    """By the name of the field in KvStats."""
-    cameras: Sequence[CameraFigures] = ()
-
-
-@dataclass(frozen=True)
-class CameraFigures:
-    """Statistics of one camera."""
-
-    name: str
-    topic: str
-    silence: float
-    """Seconds since the last image."""
-    frames: CameraCount
-
-
 PERCENTILE_SERIES = {
     "frame_delay_spread_ms": "frame", "vision_spread_ms": "vision", "prefill_spread_ms": "prefill",
     "compaction_spread_ms": "compaction", "question_queue_spread_ms": "question queue",
@@ -71,38 +38,38 @@ PERCENTILE_SERIES = {
 """Field of KvStats -> series in ``Metrics``."""
 
 
-def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -> msg.KvStats:
+def stats_message(stamp: Time, health: Health) -> msg.KvStats:
     """Build the KvStats message."""
+    memory, metrics = health.memory, health.metrics
     message = msg.KvStats(
-        model=node.model, policy=node.policy, process_bytes=node.process_bytes,
-        frames_published=node.frames.published, frames_seen=node.frames.seen,
-        frames_kept=node.frames.kept, frames_gated=node.frames.gated,
-        drop_causes=[cause.value for cause in DropCause],
-        drop_counts=[node.frames.dropped[cause.value] for cause in DropCause],
-        queue_length=node.frames.waiting, queue_capacity=node.capacity, questions_waiting=node.questions_waiting,
+        model=health.model, policy=health.policy, process_bytes=health.process_bytes, **_frame_counts(health.frames),
+        queue_length=health.frames.waiting, queue_capacity=health.queue_capacity,
+        questions_waiting=health.questions_waiting,
         oldest_stamp=to_stamp(memory.oldest_stamp), newest_stamp=to_stamp(memory.newest_stamp),
-        frame_age_ms=node.frame_age_ms, vision_ms=node.vision_ms, prefill_ms=node.prefill_ms,
-        compaction_ms=node.compaction_ms, frames_per_second=node.frames_per_second,
+        frame_age_ms=metrics.percentiles("age").newest, frames_per_second=metrics.rate("frame"),
+        cameras=[msg.CameraStats(name=camera.name, topic=camera.topic, silence_s=camera.silence,
+                                 **_frame_counts(camera.count)) for camera in health.cameras],
     )
     for name in ("budget_bytes", "allocated_bytes", "used_bytes", "peak_bytes", "slots", "slots_used",
                  "frames_remembered", "compactions", "rebases", "questions", "archive_budget_bytes", "archive_bytes",
                  "archive_frames", "device_bytes"):
         setattr(message, name, getattr(memory, name))
-    for name, values in node.percentiles.items():
+    if health.newest is not None:
+        for name in ("vision_ms", "prefill_ms", "compaction_ms"):
+            setattr(message, name, getattr(health.newest, name))
+    for name, series in PERCENTILE_SERIES.items():
+        values = metrics.percentiles(series)
         setattr(message, name, msg.Percentiles(
             count=values.count, p50=values.p50, p95=values.p95, maximum=values.maximum))
-    message.cameras = [_camera_message(camera) for camera in node.cameras]
     message.header.stamp = stamp
     return message
 
 
-def _camera_message(camera: CameraFigures) -> msg.CameraStats:
-    count = camera.frames
-    return msg.CameraStats(
-        name=camera.name, topic=camera.topic, silence_s=camera.silence, frames_published=count.published,
-        frames_seen=count.seen, frames_kept=count.kept, frames_gated=count.gated,
-        drop_causes=[cause.value for cause in DropCause],
-        drop_counts=[count.dropped[cause.value] for cause in DropCause])
+def _frame_counts(count: CameraCount) -> dict[str, Any]:
+    """Fields that KvStats and CameraStats have in common."""
+    return {"frames_published": count.published, "frames_seen": count.seen, "frames_kept": count.kept,
+            "frames_gated": count.gated, "drop_causes": [cause.value for cause in DropCause],
+            "drop_counts": [count.dropped[cause.value] for cause in DropCause]}
 
 
 def evidence_message(evidence: records.FrameEvidence) -> msg.FrameEvidence:

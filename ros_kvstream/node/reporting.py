@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray
@@ -16,11 +17,11 @@ from ros_kvstream import msg
 from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.frame_queue import QueuedFrame
-from ros_kvstream.node.messages import PERCENTILE_SERIES, CameraFigures, NodeFigures, stats_message, to_seconds
+from ros_kvstream.node.messages import stats_message, to_seconds
 from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.session import NodeStatus, Session
-from ros_kvstream.records import Answer, MemoryStats, Observation
+from ros_kvstream.records import Answer, Observation
 
 LATELY = 10.0
 """Length in seconds of the period called "lately" in /diagnostics."""
@@ -34,7 +35,7 @@ class Reporter:
         self._node = node
         self._parameters = parameters
         self._process = psutil.Process()
-        self._newest = Observation(0, True, 0)
+        self._newest: Observation | None = None
         self._fault: tuple[float, str] | None = None
         self._refusals: dict[str, tuple[float, str]] = {}
         self._history: dict[str, deque[tuple[float, CameraCount]]] = {}
@@ -72,48 +73,44 @@ class Reporter:
 
     # -- published --------------------------------------------------------------------------------------------------
 
-    def stats(self, session: Session | None) -> msg.KvStats:
-        """Build the statistics of a session as a message; all zero without one."""
-        stamp = self._node.get_clock().now().to_msg()
+    def stats(self, status: NodeStatus) -> msg.KvStats:
+        """Build the statistics as a message; all zero without a session."""
+        session = status.session
         if session is None:
-            nothing = NodeFigures("", "", self._process.memory_info().rss, CameraCount(), 0, 0)
-            return stats_message(stamp, MemoryStats(), nothing)
-        figures = NodeFigures(
-            model=session.model, policy=session.policy, process_bytes=self._process.memory_info().rss,
-            frames=session.counters.total(), capacity=session.frames.capacity,
-            questions_waiting=len(session.worker.questions), frame_age_ms=self._metrics.percentiles("age").newest,
-            vision_ms=self._newest.vision_ms, prefill_ms=self._newest.prefill_ms,
-            compaction_ms=self._newest.compaction_ms, frames_per_second=self._metrics.rate("frame"),
-            percentiles={field: self._metrics.percentiles(series) for field, series in PERCENTILE_SERIES.items()},
-            cameras=[CameraFigures(camera.camera.name, camera.topic, camera.silence,
-                                   session.counters.camera(camera.camera.name)) for camera in list(session.cameras)])
-        return stats_message(stamp, session.worker.stats, figures)
+            health = Health(process_bytes=self._process.memory_info().rss)
+        else:
+            health = self._health(status, session, [CameraHealth(
+                camera.camera.name, camera.topic, camera.silence, camera.heard,
+                session.counters.camera(camera.camera.name)) for camera in list(session.cameras)])
+        return stats_message(self._node.get_clock().now().to_msg(), health)
 
     def report(self, status: NodeStatus) -> None:
         """Publish both topics once, and finish questions whose time limit has passed."""
-        session = status.session
+        session, value = status.session, self._parameters.value
+        thresholds = Thresholds(*(value(f"diagnostics.{name}") for name in ("no_image_s", "image_age_s", "drop_share")))
         if session is not None:
             session.worker.questions.expire()
-            self._stats.publish(self.stats(session))
-        value = self._parameters.value
-        thresholds = Thresholds(*(value(f"diagnostics.{name}") for name in ("no_image_s", "image_age_s", "drop_share")))
-        message = DiagnosticArray(status=statuses(self._health(status, thresholds), thresholds))
-        message.header.stamp = self._node.get_clock().now().to_msg()
+        health = self._health(status, session, self._cameras(session, thresholds) if session else [])
+        stamp = self._node.get_clock().now().to_msg()
+        if session is not None:
+            self._stats.publish(stats_message(stamp, health))
+        message = DiagnosticArray(status=statuses(health, thresholds))
+        message.header.stamp = stamp
         self._diagnostics.publish(message)
 
-    def _health(self, status: NodeStatus, thresholds: Thresholds) -> Health:
-        session = status.session
+    def _health(self, status: NodeStatus, session: Session | None, cameras: Sequence[CameraHealth]) -> Health:
+        common: dict[str, Any] = {
+            "node": self._node.get_fully_qualified_name(), "state": status.state, "failure": status.failure,
+            "fault": self._recent(self._fault), "process_bytes": self._process.memory_info().rss}
+        if session is None:
+            return Health(**common, model=str(self._parameters.value("model")))
         return Health(
-            node=self._node.get_fully_qualified_name(), state=status.state, failure=status.failure,
-            fault=self._recent(self._fault), worker_died=session is not None and session.worker.died,
-            model=session.model if session else str(self._parameters.value("model")),
-            trained=session.trained if session else True, policy=session.policy if session else "",
-            memory=session.worker.stats if session else MemoryStats(),
-            process_bytes=self._process.memory_info().rss,
-            questions_waiting=len(session.worker.questions) if session else 0,
-            cameras=self._cameras(session, thresholds) if session else [], metrics=self._metrics)
+            **common, model=session.model, trained=session.trained, policy=session.policy,
+            worker_died=session.worker.died, memory=session.worker.stats, frames=session.counters.total(),
+            queue_capacity=session.frames.capacity, questions_waiting=len(session.worker.questions),
+            newest=self._newest, cameras=cameras, metrics=self._metrics)
 
-    def _cameras(self, session: Session, thresholds: Thresholds) -> Sequence[CameraHealth]:
+    def _cameras(self, session: Session, thresholds: Thresholds) -> list[CameraHealth]:
         healths = []
         for camera in list(session.cameras):
             name = camera.camera.name
@@ -121,7 +118,7 @@ class Reporter:
             before = self._before(name, count)
             silence = camera.silence
             healths.append(CameraHealth(
-                name=name, topic=camera.topic, silence=silence, heard=camera.heard, count=count,
+                name, camera.topic, silence, camera.heard, count,
                 why_silent=camera.why_silent() if silence > thresholds.no_image_s else "",
                 dropped_lately=dict(Counter(count.dropped) - Counter(before.dropped)),
                 received_lately=count.received - before.received,

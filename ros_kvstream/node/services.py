@@ -99,10 +99,10 @@ class Services:
         try:
             answer = await ask(question_from(request, self._parameters.value("query.timeout_s")))
             self._reporter.answered(answer)
-            fill_answer(response, answer, self._reporter.stats(self._status.session))
+            fill_answer(response, answer, self._reporter.stats(self._status))
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
             failure = error
-            fill_refusal(response, self._reason("query", error), self._reporter.stats(self._status.session))
+            fill_refusal(response, self._reason("query", error), self._reporter.stats(self._status))
         if self._answers.is_activated:
             self._answers.publish(answer_message(request, response))
         return failure

@@ -15,9 +15,9 @@ from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
 THRESHOLDS = Thresholds(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
-CAMERA = CameraHealth("front", "/image", 0.1, True, "no publisher on /image", CameraCount(10, 10, 10), {}, 10)
+CAMERA = CameraHealth("front", "/image", 0.1, True, CameraCount(10, 10, 10), "no publisher on /image", {}, 10)
 MEMORY = MemoryStats(budget_bytes=100, allocated_bytes=90, used_bytes=50, peak_bytes=60, slots=10, slots_used=5)
-HEALTH = Health("/kvstream", "active", "", "", False, "tiny", True, "tar", MEMORY, 1000, 0, [CAMERA], Metrics())
+HEALTH = Health("/kvstream", "active", model="tiny", policy="tar", memory=MEMORY, process_bytes=1000, cameras=[CAMERA])
 
 
 def found(health: Health) -> dict[str, DiagnosticStatus]:
