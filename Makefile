@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # ros_kvstream on a machine without ROS 2: `make demo` and `make test` do everything, into .venv and build/.
 # With a distribution's ROS 2, use colcon instead (see README.md).
 #

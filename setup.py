@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the ROS interfaces for pip: drives CMakeLists.txt into a staging folder and hands the result to setuptools.
 
 A colcon build never reads this file. Metadata stands in pyproject.toml.

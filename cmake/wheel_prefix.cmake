@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # For a ROS 2 that came as wheels: give this file to CMake as -DCMAKE_PROJECT_INCLUDE.
 #
 # The *__rosidl_generator_py targets export the include directories of Python and NumPy on the machine that built them.

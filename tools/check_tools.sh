@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Names every program that the build needs and this machine lacks, with the line that brings them. Usage: check_tools.sh PYTHON
 python=$1
 missing=""

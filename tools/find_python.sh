@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Prints the first Python of the given ones, or of the usual names, that is 3.10 - 3.13. Prints nothing where there is none.
 [ $# -gt 0 ] || set -- python3 python3.13 python3.12 python3.11 python3.10
 for python in "$@"; do

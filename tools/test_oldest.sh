@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Tests the models on the oldest transformers that pyproject.toml allows.
 # Usage: tools/test_oldest.sh PYTHON [pytest arguments]; PYTHON is the one of an environment that `make env` made.
 # Only transformers and what it needs are installed, into build/oldest; all else comes from PYTHON's environment.

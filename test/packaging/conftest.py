@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy of the sources for the tests that build them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """colcon builds the package in a workspace of its own, and the sources stay editable with --symlink-install."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """package.xml against what ament and rosdep expect and against what the code imports."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel that pip builds holds everything that a user needs."""
 
 from __future__ import annotations
