@@ -140,6 +140,11 @@ class Build(build):
 
     sub_commands = [*build.sub_commands, ("build_interfaces", None)]
 
+    def run(self) -> None:
+        """Build into an empty folder: modules of an earlier version would end up in the wheel."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
 
 class BinaryDistribution(Distribution):
     """A distribution that is bound to the platform and to the version of Python."""
