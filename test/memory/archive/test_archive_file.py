@@ -23,6 +23,7 @@ import os, signal, sys
 from support.archives import make_archive, make_frame
 
 def write(folder, fatal_write):
+    signal.alarm(60)
     archive = make_archive(budget_mib=0.2, path=folder, queue_frames=64)
     calls, whole = 0, os.pwrite
     def dying(descriptor, data, offset):
