@@ -129,7 +129,9 @@ class VideoLanguageModel(ABC):
         if kept is None and not before and not after:
             return tokens
         embeddings = tokens.embeddings
-        coordinates = patch_coordinates(tokens.rows, tokens.columns) if tokens.coordinates is None else tokens.coordinates
+        coordinates = tokens.coordinates
+        if coordinates is None:
+            coordinates = patch_coordinates(tokens.rows, tokens.columns)
         if kept is not None:
             patch = (coordinates[:, 0] * tokens.columns + coordinates[:, 1]).clamp_min(0).long()
             stays = kept[patch] | (coordinates[:, 0] < 0)
@@ -153,7 +155,9 @@ class VideoLanguageModel(ABC):
 
         :param coordinates: (row, column) of the tokens, [tokens, 2]; None for all patches in raster order.
         """
-        return self.layout.frame(start, patch_coordinates(rows, columns) if coordinates is None else coordinates, rows, columns)
+        if coordinates is None:
+            coordinates = patch_coordinates(rows, columns)
+        return self.layout.frame(start, coordinates, rows, columns)
 
     def text_positions(self, start: int, tokens: int) -> Tensor:
         """(p, h, w) of text outside frames from ``start`` on, int32 [tokens, 3]."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family that is listed can be loaded from a folder by the user's settings, and is described without weights."""
 
 from __future__ import annotations

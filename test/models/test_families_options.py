@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family with every other part of the package: precision, thinning, cameras, archives, checkpoints in folders."""
 
 from __future__ import annotations

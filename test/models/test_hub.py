@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetching from a hub, against a hub on this machine, in a process of its own: the library reads its address once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LLaVA-NeXT-Video: the oracle, and what every family must pass."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LLaVA-OneVision: the oracle, and what 1-D positions ask of the memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights in the CPU kernels' own layout: the same results, whatever is replaced, and nothing where it cannot be."""
 
 from __future__ import annotations

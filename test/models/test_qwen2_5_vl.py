@@ -1,16 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: nothing evicted = the family's own full-cache forward on the same frames and positions."""
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-from support.family_checks import question_logits
+from support.family_checks import plain_network, question_logits
 from support.tiny_models import qwen2_5_vl
 
-from ros_kvstream.models.qwen2_5_vl import Qwen25VL
+from ros_kvstream.models.attention import NAME, arena_attention
+from ros_kvstream.models.qwen2_5_vl import BatchedVisionTower, Qwen25VL
+from ros_kvstream.models.transformers_compat import register_attention, run_vision_tower
 from ros_kvstream.settings import MemorySettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -45,11 +46,9 @@ def full_forward(model: Qwen25VL, frames: list[np.ndarray], stamps: list[float],
     positions += [(after + i,) * 3 for i in range(len(suffix))]
     video = model.network.config.video_token_id
     ids = [*model.prefix_ids, *[video] * (rows * columns * len(frames)), *suffix]
-    plain = copy.deepcopy(model.network)
-    plain.model.language_model.config._attn_implementation = "eager"
     token_types = [[int(token == video) * 2 for token in ids]]
     with torch.inference_mode():
-        return plain(
+        return plain_network(model)(
             input_ids=torch.tensor([ids]),
             mm_token_type_ids=torch.tensor(token_types),
             pixel_values_videos=inputs["pixel_values"],
@@ -136,24 +135,52 @@ def test_captured_queries_rotate_into_those_of_the_attention() -> None:
     memory.observe(frames_of(6, 1)[0], 0.0)
     seen: list[torch.Tensor] = []
     attention = model.network.model.language_model.layers[1].self_attn
-    from ros_kvstream.models import attention as module
-
-    original = module.arena_attention
-
     def spy(layer, query, *args, **kwargs):  # type: ignore[no-untyped-def]
         if layer is attention:
             seen.append(query[0].clone())
-        return original(layer, query, *args, **kwargs)
+        return arena_attention(layer, query, *args, **kwargs)
 
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(module.NAME, spy)
+    register_attention(NAME, spy)
     try:
         with model.capture_queries([1]) as queries:
             question_logits(memory, QUESTION)
     finally:
-        AttentionInterface.register(module.NAME, original)
+        register_attention(NAME, arena_attention)
     tokens = queries[1].shape[1]
     start = memory.ingest.text_start
     positions = model.text_positions(start, tokens)[None].expand(queries[1].shape[0], -1, -1)
     assert torch.allclose(model.rotary.rotate(queries[1], positions), seen[-1], atol=1e-5)
+
+
+# -- the vision tower -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "size", [(56, 56), (28, 28), (112, 112), (140, 84), (200, 120), (168, 224), (84, 196)], ids=lambda size: f"{size}"
+)
+@pytest.mark.parametrize("frames", [1, 3])
+def test_batched_tower_equals_the_librarys_on_any_picture_size(size: tuple[int, int], frames: int) -> None:
+    model = qwen2_5_vl(pixels=300 * 300, seed=frames)
+    generator = np.random.default_rng(size[0])
+    pictures = [generator.integers(0, 255, (*size, 3), dtype=np.uint8) for _ in range(frames)]
+    inputs = model.image_processor(images=pictures, return_tensors="pt")
+    grid = inputs["image_grid_thw"]
+    tower = model.network.model.visual
+    with torch.inference_mode():
+        patches = inputs["pixel_values"].view(frames, -1, inputs["pixel_values"].shape[-1])
+        expected, _ = run_vision_tower(tower, list(patches), grid[:, 1:].tolist())
+        ours = BatchedVisionTower(tower)(patches, *grid[0, 1:].tolist())
+    assert ours.shape == (frames, expected.shape[0] // frames, expected.shape[1])
+    assert torch.allclose(ours.flatten(0, 1), expected, atol=1e-5)
+
+
+def test_pictures_of_different_sizes_in_one_call_equal_single_calls() -> None:
+    model = qwen2_5_vl(pixels=200 * 200)
+    generator = np.random.default_rng(0)
+    sizes = [(56, 56), (100, 140), (56, 56), (140, 100), (100, 140)]
+    pictures = [generator.integers(0, 255, (*size, 3), dtype=np.uint8) for size in sizes]
+    together = model.encode_frames(pictures)
+    for picture, tokens in zip(pictures, together, strict=True):
+        alone = model.encode_frames([picture])[0]
+        assert (alone.rows, alone.columns) == (tokens.rows, tokens.columns)
+        assert torch.allclose(alone.embeddings, tokens.embeddings, atol=1e-5)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Qwen2-VL: the oracle, and positions that its own library gets wrong."""
 
 from __future__ import annotations

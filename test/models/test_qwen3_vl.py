@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Qwen3-VL: the oracle with text between grids and DeepStack features, and how its slots are laid out."""
 
 from __future__ import annotations

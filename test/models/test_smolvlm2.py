@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SmolVLM2: the oracle with the family's own prompt, and what every family must pass."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two real frames in one temporal grid: the families' own forward over the patches of a video is the oracle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of weights from a config alone, and the refusal before anything is loaded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every family must pass: its own test file under test/models/ derives from FamilyChecks (docs/add_a_model.md)."""
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 
 from ros_kvstream.memory.budget import MIB, smallest_budget
 from ros_kvstream.memory.policies import policy_names
+from ros_kvstream.models.attention import NAME
 from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.models.transformers_compat import get_attention, set_attention
 from ros_kvstream.settings import (
     ArchiveSettings,
     GateSettings,
@@ -66,8 +69,8 @@ def plain_network(model: Any) -> Any:
     network = copy.deepcopy(model.network)
     for module in network.modules():
         config = getattr(module, "config", None)
-        if getattr(config, "_attn_implementation", "") == "kvstream":
-            config._attn_implementation = "eager"
+        if get_attention(config) == NAME:
+            set_attention(config, "eager")
     return network
 
 

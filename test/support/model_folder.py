@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A random tiny model as a folder on disk, for nodes that load one."""
 
 from __future__ import annotations

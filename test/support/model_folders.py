@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model folders on disk for tests that start the package as a user does."""
 
 from __future__ import annotations

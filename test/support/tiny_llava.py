@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random tiny models of the LLaVA-NeXT families and of SmolVLM2, made in memory: no file, no hub."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random tiny models of the real architectures, with a small tokenizer, made in memory: no file, no hub."""
 
 from __future__ import annotations
