@@ -46,13 +46,17 @@ def small_tokenizer(
     return fast
 
 
+def library_class(name: str) -> Any:
+    """An image processor's class in transformers, the variant that needs no torchvision if there is one."""
+    import transformers
+
+    return getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
+
+
 def image_processor(pixels: int = 56 * 56, **options: Any) -> Any:
     """Qwen's own, limited to small pictures."""
-    try:
-        from transformers import Qwen2VLImageProcessorPil as Processor
-    except ImportError:
-        from transformers import Qwen2VLImageProcessor as Processor
-    return Processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels}, **options)
+    processor = library_class("Qwen2VLImageProcessor")
+    return processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels}, **options)
 
 
 def qwen2_5_vl(
