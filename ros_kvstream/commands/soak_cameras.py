@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol
 
 import cv2
@@ -17,7 +15,6 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream.node.images import Rgb
 from ros_kvstream.node.messages import to_stamp
-from ros_kvstream.recordings.bags import BagError, BagSource
 
 COLOURS = ((220, 40, 40), (40, 200, 60), (50, 70, 230), (240, 200, 40))
 Damage = Callable[[Any], None]
@@ -60,26 +57,6 @@ class Room:
             top = int(abs((y + speed_y * now / 9) % 2 - 1) * 0.8 * height)
             cv2.rectangle(picture, (left, top), (left + width // 5, top + height // 5), colour, -1)
         return picture
-
-
-class Recording:
-    """A recording's pictures one after the other, ``rate`` a second, over and over, in the size that is asked for."""
-
-    def __init__(self, path: Path, rate: float, most: int = 200) -> None:
-        """Read at most ``most`` images of a bag; raises BagError where there is none."""
-        self._pictures = [frame.picture for frame in islice(BagSource(path).frames(), most)]
-        if not self._pictures:
-            raise BagError(f"bag = {str(path)!r}: holds no readable image")
-        self._rate = rate
-        self._sized: dict[tuple[int, int, int], Rgb] = {}
-
-    def picture(self, now: float, width: int, height: int) -> Rgb:
-        """The picture at a time in seconds, RGB uint8 [height, width, 3]; the same array each time it comes."""
-        key = int(now * self._rate) % len(self._pictures), width, height
-        if key not in self._sized:
-            sized = cv2.resize(self._pictures[key[0]], (width, height), interpolation=cv2.INTER_AREA)
-            self._sized[key] = np.asarray(sized, dtype=np.uint8)
-        return self._sized[key]
 
 
 def raw_message(picture: Rgb) -> Image:
