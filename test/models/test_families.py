@@ -217,7 +217,8 @@ def test_grid_is_what_the_vision_tower_gives_for_any_picture_size(make: Callable
 @EVERY_FAMILY
 def test_pictures_of_different_sizes_in_one_call_equal_single_calls(make: Callable[..., Any]) -> None:
     model = make(layers=1)
-    pictures = [checks.frames_of(index, 1, size)[0] for index, size in enumerate([(56, 84), (90, 60), (56, 84), (60, 60)])]
+    sizes = [(56, 84), (90, 60), (56, 84), (60, 60)]
+    pictures = [checks.frames_of(index, 1, size)[0] for index, size in enumerate(sizes)]
     for picture, tokens in zip(pictures, model.encode_frames(pictures), strict=True):
         alone = model.encode_frames([picture])[0]
         assert (alone.rows, alone.columns) == (tokens.rows, tokens.columns)
