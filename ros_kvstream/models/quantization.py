@@ -25,8 +25,7 @@ class Quantization:
     """A quantization of weights."""
 
     package: str
-    extra: str
-    """Optional extra of this package that installs it."""
+    """Package that implements it, and the name of our optional extra that installs it."""
     bits: int
 
     @property
@@ -36,10 +35,10 @@ class Quantization:
 
 
 QUANTIZATIONS: dict[str, Quantization] = {
-    "bitsandbytes-int8": Quantization("bitsandbytes", "bitsandbytes", 8),
-    "bitsandbytes-nf4": Quantization("bitsandbytes", "bitsandbytes", 4),
-    "torchao-int8": Quantization("torchao", "torchao", 8),
-    "torchao-int4": Quantization("torchao", "torchao", 4),
+    "bitsandbytes-int8": Quantization("bitsandbytes", 8),
+    "bitsandbytes-nf4": Quantization("bitsandbytes", 4),
+    "torchao-int8": Quantization("torchao", 8),
+    "torchao-int4": Quantization("torchao", 4),
 }
 
 
@@ -51,7 +50,7 @@ def require_packages(name: str) -> None:
     if missing:
         raise ModelError(
             f"quantization = {name!r} needs packages that are not installed: {', '.join(missing)}. "
-            f"pip install 'ros_kvstream[{chosen.extra}]' or pip install {' '.join(missing)}, "
+            f"pip install 'ros_kvstream[{chosen.package}]' or pip install {' '.join(missing)}, "
             "or use quantization = none."
         )
 

@@ -137,7 +137,7 @@ def test_what_is_no_model_here_is_named(tmp_path: Path, path: str, said: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(quantization.QUANTIZATIONS))
-def test_a_quantisation_whose_package_is_missing_gives_the_pip_line(
+def test_a_quantization_whose_package_is_missing_gives_the_pip_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -146,7 +146,7 @@ def test_a_quantisation_whose_package_is_missing_gives_the_pip_line(
         load_model(ModelSettings(quantization=name, device="cpu"))
 
 
-def test_a_checkpoint_that_is_quantised_already_is_not_quantised_again(
+def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ros_kvstream.models.loading.require_packages", lambda name: None)
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_is_quantised_already_is_not_quantised_again(
 
 
 @pytest.mark.parametrize("name", sorted(quantization.QUANTIZATIONS))
-def test_quantised_weights_answer_much_as_the_full_ones(name: str) -> None:
+def test_quantized_weights_answer_much_as_the_full_ones(name: str) -> None:
     try:
         quantization.require_packages(name)
     except ModelError as error:
