@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import family_checks as checks
+from support.model_folders import save_model
 from support.tiny_families import EVERY_FAMILY, LLAVA_TEMPLATE, llava_onevision, qwen3_vl
 
 from ros_kvstream.errors import FrameError
@@ -146,16 +147,10 @@ def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_ow
 # -- from a folder ----------------------------------------------------------------------------------------------------
 
 
-def save(model: Any, folder: Path) -> Path:
-    for part in (model.network, model.tokenizer, model.image_processor):
-        part.save_pretrained(folder)
-    return folder
-
-
 @EVERY_FAMILY
 def test_a_checkpoint_in_a_folder_gives_the_same_model(make: Callable[..., Any], tmp_path: Path) -> None:
     model = make(layers=2)
-    settings = ModelSettings(path=str(save(model, tmp_path)), device="cpu")
+    settings = ModelSettings(path=str(save_model(model, tmp_path)), device="cpu")
     loaded: Any = load_model(settings)
     described = describe_model(settings)
     assert type(loaded) is type(described) is type(model)
@@ -178,7 +173,7 @@ def test_a_checkpoint_in_a_folder_gives_the_same_model(make: Callable[..., Any],
 
 @EVERY_FAMILY
 def test_half_precision_goes_through_tower_and_language_model(make: Callable[..., Any], tmp_path: Path) -> None:
-    settings = ModelSettings(path=str(save(make(layers=2), tmp_path)), device="cpu", dtype="bfloat16")
+    settings = ModelSettings(path=str(save_model(make(layers=2), tmp_path)), device="cpu", dtype="bfloat16")
     memory = checks.stream_of(load_model(settings))
     checks.feed(memory, checks.frames_of(0, 3), [0.0, 1.0, 2.0])
     assert memory.arena.frame_slots(0).keys.dtype == torch.bfloat16
@@ -188,7 +183,7 @@ def test_half_precision_goes_through_tower_and_language_model(make: Callable[...
 def test_the_processors_own_chat_template_wins_over_a_tokenizers_that_knows_no_pictures(tmp_path: Path) -> None:
     model = llava_onevision(layers=1)
     model.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    save(model, tmp_path)
+    save_model(model, tmp_path)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": LLAVA_TEMPLATE}))
     loaded = load_model(ModelSettings(path=str(tmp_path), device="cpu", check_memory=False))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.model_folder import save_random_model
-from support.model_folders import folder_without_weights
+from support.model_folders import folder_without_weights, save_random_model
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from ros_kvstream.errors import ModelError, SettingsError

@@ -66,7 +66,7 @@ def qwen_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def qwen2_vl(*, seed: int = 0, layers: int = 3, limit: int = 4096, pixels: int = 56 * 84) -> Qwen2VL:
-    """A random Qwen2-VL behind our interface."""
+    """A random Qwen2-VL."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     tokenizer = small_tokenizer()
@@ -80,7 +80,7 @@ def qwen2_vl(*, seed: int = 0, layers: int = 3, limit: int = 4096, pixels: int =
 
 
 def qwen3_vl(*, seed: int = 0, layers: int = 4, limit: int = 4096, pixels: int = 64 * 96) -> Qwen3VL:
-    """A random Qwen3-VL with features of two tower layers behind our interface."""
+    """A random Qwen3-VL with features of two tower layers."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     tokenizer = small_tokenizer(SPECIAL, [*WORDS, *DIGITS], PIECES)
@@ -104,7 +104,7 @@ def qwen3_vl(*, seed: int = 0, layers: int = 4, limit: int = 4096, pixels: int =
 
 
 def llava_onevision(*, seed: int = 0, layers: int = 3, limit: int = 4096) -> LlavaOneVision:
-    """A random LLaVA-OneVision behind our interface: 5 x 5 patches pooled to 3 x 3 tokens."""
+    """A random LLaVA-OneVision: 5 x 5 patches pooled to 3 x 3 tokens."""
     from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
     tokenizer = small_tokenizer(LLAVA_SPECIAL, [*WORDS, *DIGITS], PIECES, LLAVA_TEMPLATE)
@@ -145,13 +145,13 @@ def clip_tower() -> dict[str, Any]:
 
 
 def clip_processor() -> Any:
-    """The picture part as the family has it: shortest edge, then the centre."""
+    """The image processor as the family publishes it: shortest edge, then centre crop."""
     processor = library_class("CLIPImageProcessor")
     return processor(size={"shortest_edge": 48}, crop_size={"height": 48, "width": 48})
 
 
 def llava_next_video(*, seed: int = 0, layers: int = 3, limit: int = 4096) -> LlavaNextVideo:
-    """A random LLaVA-NeXT-Video on a Llama behind our interface: 6 x 6 patches pooled to 3 x 3 tokens."""
+    """A random LLaVA-NeXT-Video on a Llama: 6 x 6 patches pooled to 3 x 3 tokens."""
     from transformers import LlavaNextVideoConfig, LlavaNextVideoForConditionalGeneration
 
     tokenizer = small_tokenizer(LLAVA_SPECIAL, [*WORDS, *DIGITS, "USER", "ASSISTANT", ":"], PIECES, TURNS)
@@ -167,7 +167,7 @@ def llava_next_video(*, seed: int = 0, layers: int = 3, limit: int = 4096) -> Ll
 
 
 def llava_next(*, seed: int = 0, layers: int = 3, limit: int = 4096, window: int | None = None) -> LlavaNext:
-    """A random LLaVA 1.6 on a Mistral behind our interface: 6 x 6 patches and a newline."""
+    """A random LLaVA 1.6 on a Mistral: 6 x 6 patches and a newline."""
     from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
 
     tokenizer = small_tokenizer(LLAVA_SPECIAL, [*WORDS, *DIGITS, "USER", "ASSISTANT", ":"], PIECES, TURNS)
@@ -185,7 +185,7 @@ def llava_next(*, seed: int = 0, layers: int = 3, limit: int = 4096, window: int
 
 
 def smolvlm2(*, seed: int = 0, layers: int = 3, limit: int = 4096) -> SmolVLM2:
-    """A random SmolVLM2 behind our interface: 6 x 6 patches folded to 3 x 3 tokens."""
+    """A random SmolVLM2: 6 x 6 patches folded to 3 x 3 tokens."""
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     tokenizer = small_tokenizer(SMOL_SPECIAL, [*WORDS, *DIGITS, *SMOL_WORDS], r"\n|[0-9]|[A-Za-z]+|[^\sA-Za-z0-9]")
