@@ -27,7 +27,7 @@ def options(folder: Path, **changes: Any) -> argparse.Namespace:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from support.model_folder import save_random_model
+    from support.model_folders import save_random_model
 
     folder = tmp_path_factory.mktemp("soak")
     return soak.run(options(folder, model=str(save_random_model(folder / "model"))), Console(quiet=True))
