@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ros_kvstream.memory.quantized.codec import QuantizedCodec
-from ros_kvstream.memory.quantized.packing import Packed, dequantize_into, quantize
+from ros_kvstream.memory.quantized.packing import Packed, QuantizedCodec, dequantize_into, quantize
 from ros_kvstream.memory.rotary import Rotary
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from benchmarks.device_clock import copy_bandwidth, median_ms
 from benchmarks.published_selection import compact_published
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
-from ros_kvstream.memory.compaction import kept_mask
 from ros_kvstream.memory.policies import SelectionPolicy, make_policy
 from ros_kvstream.memory.rotary import Rotary
+from ros_kvstream.memory.slot_table import kept_mask
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,19 @@ from torch import Tensor
 
 from ros_kvstream.errors import BudgetError, CapacityError
 from ros_kvstream.memory.budget import MIB, BudgetPlan
-from ros_kvstream.memory.compaction import TensorRows, count_true, fill_holes, kept_mask
 from ros_kvstream.memory.policies.base import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.quantized.tiers import PackedTiers
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.memory.slot_table import NO_FRAME, Chunk, SlotTable, resized
+from ros_kvstream.memory.slot_table import (
+    NO_FRAME,
+    Chunk,
+    SlotTable,
+    TensorRows,
+    count_true,
+    fill_holes,
+    kept_mask,
+    resized,
+)
 
 __all__ = ["NO_FRAME", "Arena", "Chunk", "Mark"]
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ros_kvstream.memory.compaction import flat_rows
 from ros_kvstream.memory.policies.base import LayerSlots
+from ros_kvstream.memory.slot_table import flat_rows
 
 STEPS = 1 << 14
 """Novelty is a whole number of 1 / STEPS: smaller differences are rounding noise of stored keys and count as ties."""

@@ -14,7 +14,7 @@ from ros_kvstream.errors import BudgetError, CapacityError, SettingsError
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import MIB, CacheShape, plan_budget
 from ros_kvstream.memory.policies import make_policy
-from ros_kvstream.memory.quantized.codec import hadamard
+from ros_kvstream.memory.quantized.packing import hadamard
 from ros_kvstream.settings import QuantizedSettings
 
 QWEN_3B = CacheShape(36, 2, 128, torch.bfloat16)

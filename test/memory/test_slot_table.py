@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ros_kvstream.memory.compaction import TensorRows, fill_holes, kept_mask
+from ros_kvstream.memory.slot_table import TensorRows, fill_holes, kept_mask
 
 
 @settings(max_examples=60, deadline=None)
