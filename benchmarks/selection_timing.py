@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.allocation_peak import peak_extra_bytes
-from benchmarks.device_clock import copy_bandwidth, median_ms
 from benchmarks.published_selection import compact_published
+from benchmarks.timing import copy_bandwidth, median_ms, peak_extra_bytes
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.policies import SelectionPolicy, make_policy

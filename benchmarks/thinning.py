@@ -1,60 +1,80 @@
-"""`kvstream benchmark thinning`: what frame gate, saliency and precision ladder leave out, cost and save.
+# SPDX-License-Identifier: Apache-2.0
+"""`kvstream benchmark thinning`: cost and savings of frame gate, saliency and mixed precision.
 
-Streams are shown to two memories turn about, one with and one without; times are processor times of one thread, so
-that another process on the machine does not count.
+Each frame of a stream goes to two memories, one with and one without, in alternating order; times are processor times
+of one thread, so that another process on the machine does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import cv2
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from ros_kvstream.errors import BudgetError
+from benchmarks import figures_table, smollm2
+from benchmarks.accuracy import (
+    OBJECTS,
+    TEXT_TOKENS,
+    accuracy,
+    budget_for_slots,
+    load,
+    make_stream,
+    observe_and_ask,
+)
+from ros_kvstream.evaluation.summary import Line
+from ros_kvstream.memory.arena import Arena, Chunk
+from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
+from ros_kvstream.memory.quantized.packing import QuantizedCodec, dequantize_into, quantize
+from ros_kvstream.memory.rotary import Rotary
+from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.recordings.bags import BagSource
-from ros_kvstream.settings import (
-    GateSettings,
-    MemorySettings,
-    ModelSettings,
-    QuantizedSettings,
-    SaliencySettings,
-    StreamSettings,
-)
+from ros_kvstream.settings import GateSettings, MemorySettings, QuantizedSettings, SaliencySettings, StreamSettings
+from ros_kvstream.stream.memory import VideoMemory
+from ros_kvstream.vision.frame_gate import FrameGate
 
-if TYPE_CHECKING:
-    from ros_kvstream.memory.budget import BudgetPlan
-    from ros_kvstream.models.base import VideoLanguageModel
-
-Picture = NDArray[np.uint8]
-Stream = Iterable[tuple[Picture, float]]
+Stamped = tuple[NDArray[np.uint8], float]
+"""Picture, RGB uint8 [height, width, 3], and its stamp in seconds."""
 
 PLAIN = StreamSettings(gate=GateSettings(mode="off"))
 GATE = StreamSettings()
 NOVEL = StreamSettings(saliency=SaliencySettings(mode="novel", max_pruned=0.9))
 VARIANTS = {"gate": GATE, "gate and saliency": NOVEL}
 PACED = replace(NOVEL, gate=GateSettings(mode="adaptive", target_rate=0.5))
-"""For a fixed camera before which something always moves: at most a frame every other second, and its news alone."""
+"""For a fixed camera where something always moves: at most one frame in two seconds, and only its novel patches."""
 PAIRS = replace(PLAIN, memory=MemorySettings(frames_per_grid=2))
 """Two real frames in one temporal grid, every frame computed."""
+MIXED = replace(PLAIN, quantized=QuantizedSettings(mode="on"))
 MAX_PIXELS = 448 * 336
-"""Pixels of a frame that the model sees of a recording: 192 visual tokens."""
+"""Pixels of a recording's frame that the model sees: 192 visual tokens."""
 GIB = 1 << 30
+QUERIES = 64
+"""Newest queries of a layer for which the attention error is measured."""
+TEXT = Path(argparse.__file__)
+"""Text for the attention error on SmolLM2."""
 _SEED = 20256
+
+
+# -- ingest -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StreamFigures:
-    """What became of one stream, against a memory that computes every patch of every frame."""
+    """Savings on one stream, against a memory that computes every patch of every frame."""
 
     gated: float
     """Share of the frames that were not computed."""
@@ -63,15 +83,37 @@ class StreamFigures:
     ingest_time_ratio: float
     """Processor time with / without."""
     ms_plain: float
-    """Milliseconds a frame without."""
+    """Milliseconds per frame without."""
     ms_thinned: float
-    """Milliseconds a frame with."""
+    """Milliseconds per frame with."""
 
 
-def gate_ms(frames: Stream) -> float:
-    """Processor time of the frame gate alone, milliseconds a frame."""
-    from ros_kvstream.vision.frame_gate import FrameGate
+def measure_stream(model: VideoLanguageModel, frames: Iterable[Stamped], settings: StreamSettings) -> StreamFigures:
+    """Show a stream to a plain and a thinning memory, in alternating order."""
+    plain = replace(PLAIN, memory=replace(settings.memory, frames_per_grid=1))
+    memories = [VideoMemory(plain, model), VideoMemory(settings, model)]
+    spent, tokens, seen = [0.0, 0.0], [0, 0], 0
+    for picture, stamp in frames:
+        observations: dict[int, Any] = {}
+        for which in (0, 1) if seen % 2 else (1, 0):
+            started = time.process_time()
+            observations[which] = memories[which].observe(picture, stamp)
+            spent[which] += time.process_time() - started
+        tokens[0] += observations[0].tokens if observations[1].kept else 0
+        tokens[1] += observations[1].tokens
+        seen += 1
+    gated = memories[1].stats().frames_gated
+    for memory in memories:
+        memory.close()
+    frames_seen = max(1, seen)
+    return StreamFigures(
+        gated / frames_seen, 1 - tokens[1] / max(1, tokens[0]), spent[1] / max(spent[0], 1e-9),
+        1e3 * spent[0] / frames_seen, 1e3 * spent[1] / frames_seen,
+    )  # fmt: skip
 
+
+def gate_ms(frames: Iterable[Stamped]) -> float:
+    """Processor time of the frame gate alone, milliseconds per frame."""
     gate, spent, seen = FrameGate(GATE.gate), 0.0, 0
     for picture, stamp in frames:
         started = time.process_time()
@@ -81,42 +123,8 @@ def gate_ms(frames: Stream) -> float:
     return 1e3 * spent / max(1, seen)
 
 
-def measure_stream(model: VideoLanguageModel, frames: Stream, settings: StreamSettings) -> StreamFigures:
-    """Show a stream to a thinning and to a plain memory, turn about.
-
-    :param frames: (RGB uint8 [height, width, 3], stamp in seconds).
-    """
-    from ros_kvstream.stream.memory import VideoMemory
-
-    plain, thinned = VideoMemory(_same_memory(PLAIN, settings), model), VideoMemory(settings, model)
-    spent, tokens, kept = [0.0, 0.0], [0, 0], 0
-    seen = 0
-    for picture, stamp in frames:
-        observations = []
-        for index, memory in enumerate((plain, thinned) if seen % 2 else (thinned, plain)):
-            started = time.process_time()
-            observations.append(memory.observe(picture, stamp))
-            which = index if seen % 2 else 1 - index
-            spent[which] += time.process_time() - started
-        ours, theirs = observations[::-1] if seen % 2 else observations
-        kept += ours.kept
-        tokens = [tokens[0] + (theirs.tokens if ours.kept else 0), tokens[1] + ours.tokens]
-        seen += 1
-    stats = thinned.stats()
-    for memory in (plain, thinned):
-        memory.close()
-    return StreamFigures(
-        stats.frames_gated / max(1, seen), 1 - tokens[1] / max(1, tokens[0]), spent[1] / max(spent[0], 1e-9),
-        1e3 * spent[0] / max(1, seen), 1e3 * spent[1] / max(1, seen),
-    )  # fmt: skip
-
-
-def _same_memory(settings: StreamSettings, other: StreamSettings) -> StreamSettings:
-    return replace(settings, memory=replace(other.memory, frames_per_grid=1))
-
-
-def patrol_stream(frames: int, seeds: Sequence[int], size: int = 56) -> Iterator[tuple[Picture, float]]:
-    """Patrol worlds one after the other, one clock."""
+def patrol_frames(frames: int, seeds: Sequence[int], size: int = 56) -> Iterator[Stamped]:
+    """Frames of several patrols, one after the other on one clock."""
     start = 0.0
     for seed in seeds:
         world = PatrolWorld(PatrolSettings(seed=seed, frames=frames, size=size, start=start))
@@ -125,18 +133,28 @@ def patrol_stream(frames: int, seeds: Sequence[int], size: int = 56) -> Iterator
         start = world.stamp(len(world) - 1) + 1.0
 
 
-def bag_stream(path: Path, most: int = 0) -> Iterator[tuple[Picture, float]]:
-    """Frames of a recording and their stamps, the first ``most`` (0: all)."""
+def bag_frames(path: Path, most: int = 0) -> Iterator[Stamped]:
+    """Frames of a recording, the first ``most`` (0: all)."""
     for frame in islice(BagSource(path).frames(), most or None):
         yield frame.picture, frame.stamp
 
 
-# -- accuracy ---------------------------------------------------------------------------------------------------------
+def ingest_figures(
+    model: VideoLanguageModel, frames: Callable[[], Iterable[Stamped]], *, paced: bool
+) -> dict[str, Any]:
+    """Figures of one stream under every setting."""
+    rows = {label: asdict(measure_stream(model, frames(), settings)) for label, settings in VARIANTS.items()}
+    figures = {**rows["gate and saliency"], "gate_only": rows["gate"], "gate_ms": gate_ms(frames()),
+               "two_frames_a_grid": asdict(measure_stream(model, frames(), PAIRS))}  # fmt: skip
+    return figures | ({"paced": asdict(measure_stream(model, frames(), PACED))} if paced else {})
+
+
+# -- accuracy and capacity --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AccuracyPlan:
-    """How much is asked."""
+    """Streams, questions, and size of the memory."""
 
     frames: int
     streams: int
@@ -145,203 +163,230 @@ class AccuracyPlan:
     """Frame slots of the plain memory."""
 
 
-def accuracy(model: VideoLanguageModel, plan: AccuracyPlan, budget_mib: float, settings: StreamSettings) -> float:
+def patrol_accuracy(
+    model: VideoLanguageModel, plan: AccuracyPlan, budget_mib: float, settings: StreamSettings
+) -> float:
     """Share of right answers about held-out patrol streams, asked after their last frame."""
-    from ros_kvstream.stream.memory import VideoMemory
-
-    right = asked = 0
+    settings, lines = _budgeted(settings, budget_mib), list[Line]()
     for number in range(plan.streams):
-        world = PatrolWorld(PatrolSettings(seed=_SEED + number, frames=plan.frames, objects=8))
-        memory = VideoMemory(_budgeted(settings, budget_mib), model)
-        for frame in world:
-            memory.observe(frame.picture, frame.stamp)
-        for question in world.questions(plan.questions):
-            right += memory.ask(question.text).text.strip() == question.answer
-            asked += 1
-        memory.close()
-    return right / max(1, asked)
+        world = PatrolWorld(PatrolSettings(seed=_SEED + number, frames=plan.frames, objects=OBJECTS))
+        lines += observe_and_ask(model, settings, make_stream(world, plan.questions))
+    return accuracy(lines)
 
 
 def _budgeted(settings: StreamSettings, budget_mib: float) -> StreamSettings:
-    limits: dict[str, Any] = {"budget_mib": budget_mib, "max_question_tokens": 32, "max_answer_tokens": 8}
-    return replace(settings, memory=replace(settings.memory, **limits))
+    return replace(settings, memory=replace(settings.memory, budget_mib=budget_mib, **TEXT_TOKENS))
 
 
-def budget_for_slots(model: VideoLanguageModel, slots: int, ladder: QuantizedSettings | None = None) -> float:
-    """MiB with which a memory for these questions has this many frame slots, plain or on the ladder."""
-    from ros_kvstream.memory.budget import MIB, plan_budget, smallest_budget
-
-    reserve = len(model.suffix_ids("")) + 32 + 8
-    if ladder is None:
-        return smallest_budget(model.shape, len(model.prefix_ids), reserve, slots) / MIB
-    room = {"pinned": len(model.prefix_ids), "reserve": reserve, "frame_tokens": 4}
-    budget = 1024
-    while not _holds(budget, slots, lambda size: plan_budget(model.shape, size, ladder, **room)):
-        budget += 1024
-    return budget / MIB
-
-
-def _holds(budget: int, slots: int, plan: Callable[[int], BudgetPlan]) -> bool:
-    try:
-        return plan(budget).frame_slots >= slots
-    except BudgetError:
-        return False
-
-
-def ladder_accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str, float]:
-    """Right answers of a plain memory, of ladders of the same bytes and of the same slots, and of a thinned stream."""
-    on = QuantizedSettings(mode="on")
-    ladders = {order: replace(PLAIN, quantized=replace(on, order=order)) for order in ("policy", "recent")}
-    same_bytes, same_slots = budget_for_slots(model, plan.slots), budget_for_slots(model, plan.slots, on)
-    by_order = {order: accuracy(model, plan, same_bytes, ladder) for order, ladder in ladders.items()}
+def accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str, float]:
+    """Accuracy of a plain memory, of mixed precision in the same bytes and slots, and of thinned streams."""
+    text = sum(TEXT_TOKENS.values())
+    same_bytes = budget_for_slots(model, plan.slots, text)
+    same_slots = budget_for_slots(model, plan.slots, text, MIXED.quantized)
+    recent = replace(MIXED, quantized=replace(MIXED.quantized, order="recent"))
+    ways = {"plain": PLAIN, "mixed": MIXED, "mixed_recent": recent, "gate": GATE, "gate_and_saliency": NOVEL,
+            "two_frames_a_grid": PAIRS}  # fmt: skip
     return {
-        "accuracy_plain": accuracy(model, plan, same_bytes, PLAIN),
-        "accuracy_ladder": by_order["policy"],
-        "accuracy_ladder_recent": by_order["recent"],
-        "accuracy_ladder_same_slots": accuracy(model, plan, same_slots, ladders["policy"]),
-        "accuracy_gate": accuracy(model, plan, same_bytes, GATE),
-        "accuracy_gate_and_saliency": accuracy(model, plan, same_bytes, NOVEL),
-        "accuracy_two_frames_a_grid": accuracy(model, plan, same_bytes, PAIRS),
+        **{f"accuracy_{name}": patrol_accuracy(model, plan, same_bytes, way) for name, way in ways.items()},
+        "accuracy_mixed_same_slots": patrol_accuracy(model, plan, same_slots, MIXED),
     }
 
 
 def slots_ratio(layers: int = 36, kv_heads: int = 2, head_dim: int = 128) -> dict[str, Any]:
-    """Frame slots of the ladder over those of plain bfloat16 in 1 GiB (defaults: Qwen2.5-VL-3B), and the shares."""
-    import torch
-
-    from ros_kvstream.memory.budget import CacheShape, plan_budget
-
+    """Frame slots of mixed precision over plain bfloat16 in 1 GiB (default shape: Qwen2.5-VL-3B), and the shares."""
     shape = CacheShape(layers, kv_heads, head_dim, torch.bfloat16)
-    room = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
-    plain, ladder = plan_budget(shape, GIB, **room), plan_budget(shape, GIB, QuantizedSettings(mode="on"), **room)
+    room: dict[str, Any] = {"pinned": 16, "reserve": 448, "frame_tokens": 192}
+    plain, mixed = plan_budget(shape, GIB, **room), plan_budget(shape, GIB, MIXED.quantized, **room)
     return {
-        "slots_ratio": ladder.frame_slots / plain.frame_slots,
-        "slots": {"plain": plain.frame_slots, "full": ladder.full_frame_slots, "int8": ladder.int8_slots,
-                  "int4": ladder.int4_slots},
+        "slots_ratio": mixed.frame_slots / plain.frame_slots,
+        "slots": {"plain": plain.frame_slots, "full": mixed.full_frame_slots, "int8": mixed.int8_slots,
+                  "int4": mixed.int4_slots},
     }  # fmt: skip
 
 
-def attention_error_by_model(model: VideoLanguageModel, report: Callable[[str], None]) -> dict[str, Any]:
-    """Output error of attention by model and way of coding; SmolLM2 only where its package is installed."""
-    from benchmarks.precision_error import (
-        attention_errors,
-        memory_states,
-        smollm2_file,
-        smollm2_states,
-    )
-    from ros_kvstream.stream.memory import VideoMemory
+# -- attention error --------------------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class LayerStates:
+    """Inputs of one layer's attention."""
+
+    queries: Tensor
+    """Rotated, float32 [heads, n, head_dim]."""
+    raw_keys: Tensor
+    """Not rotated, float32 [kv_heads, slots, head_dim]."""
+    values: Tensor
+    """float32 [kv_heads, slots, head_dim]."""
+    positions: Tensor
+    """(t, h, w) of the keys, int32 [kv_heads, slots, 3]."""
+    rotary: Rotary
+
+
+Scheme = Callable[[LayerStates, int, int], tuple[Tensor, Tensor]]
+"""(states, bits, group) -> rotated keys and values after quantization."""
+
+
+def rotated_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Quantize the keys after their rotation."""
+    keys = states.rotary.rotate(states.raw_keys, states.positions)
+    return _round_trip(keys, bits, group), _round_trip(states.values, bits, group)
+
+
+def unrotated_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Quantize the keys before their rotation."""
+    keys = states.rotary.rotate(_round_trip(states.raw_keys, bits, group), states.positions)
+    return keys, _round_trip(states.values, bits, group)
+
+
+def mixed_precision_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Quantize as the mixed-precision arena does: un-rotated keys without their mean, keys and values transformed."""
+    codec = QuantizedCodec(states.values.shape[-1], group, states.rotary, states.values.device)
+    mean = states.raw_keys.mean(1, keepdim=True)
+    keys, values = torch.empty_like(states.raw_keys), torch.empty_like(states.values)
+    codec.decode(codec.encode(states.raw_keys, bits, mean), keys, mean, states.positions)
+    codec.decode(codec.encode(states.values, bits), values)
+    return keys, values
+
+
+def bfloat16_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Round rotated keys and values to bfloat16."""
+    keys = states.rotary.rotate(states.raw_keys, states.positions)
+    return keys.bfloat16().float(), states.values.bfloat16().float()
+
+
+def _round_trip(x: Tensor, bits: int, group: int) -> Tensor:
+    return dequantize_into(quantize(x, bits, group), torch.empty_like(x))
+
+
+def output_error(states: LayerStates, keys: Tensor, values: Tensor) -> float:
+    """Relative error of the attention's output with these keys and values against float32, Frobenius norm."""
+    exact = states.rotary.rotate(states.raw_keys, states.positions)
+    folded = states.queries.reshape(len(keys), -1, states.queries.shape[-1])[None]
+    reference = scaled_dot_product_attention(folded, exact[None], states.values[None])
+    return float((scaled_dot_product_attention(folded, keys[None], values[None]) - reference).norm() / reference.norm())
+
+
+@torch.inference_mode()
+def attention_errors(layers: Sequence[LayerStates], group: int = 64) -> dict[str, dict[str, float]]:
+    """Mean error over the layers: scheme -> int8, int4 (and bfloat16 for comparison)."""
+    group = math.gcd(group, layers[0].values.shape[-1])
+
+    def error(scheme: Scheme, bits: int) -> float:
+        return statistics.fmean(output_error(states, *scheme(states, bits, group)) for states in layers)
+
+    schemes = {"rotated": rotated_scheme, "unrotated": unrotated_scheme, "mixed_precision": mixed_precision_scheme}
+    errors = {name: {f"int{bits}": error(scheme, bits) for bits in (8, 4)} for name, scheme in schemes.items()}
+    return {**errors, "bfloat16": {"bfloat16": error(bfloat16_scheme, 16)}}
+
+
+@torch.inference_mode()
+def memory_states(memory: VideoMemory, question: str) -> list[LayerStates]:
+    """States of a memory's frames and of a question about them, all layers; the memory is unchanged."""
+    model = memory.model
+    with model.capture_queries(range(model.shape.layers)) as captured:
+        memory.ask(question, max_new_tokens=1)
+    at = model.text_positions(memory.ingest.text_start, captured[0].shape[1])
+    return [_layer_states(model, memory.arena, layer, captured[layer], at) for layer in range(model.shape.layers)]
+
+
+@torch.inference_mode()
+def text_states(model: VideoLanguageModel, ids: Sequence[int]) -> list[LayerStates]:
+    """States of all layers after reading a text."""
+    budget = smallest_budget(model.shape, 0, 1, len(ids))
+    arena = Arena(plan_budget(model.shape, budget, pinned=0, reserve=1, frame_tokens=1), model.rotary)
+    at = model.text_positions(0, len(ids))
+    number = torch.zeros(len(ids), dtype=torch.int32)
+    arena.begin(Chunk(at, number, number.short()), frames=True)
+    with model.capture_queries(range(model.shape.layers)) as captured:
+        model.forward(arena, model.embed(ids), at, logits=False)
+    arena.commit()
+    return [
+        _layer_states(model, arena, layer, captured[layer][:, -QUERIES:], at[-QUERIES:])
+        for layer in range(model.shape.layers)
+    ]
+
+
+def _layer_states(model: VideoLanguageModel, arena: Arena, layer: int, queries: Tensor, at: Tensor) -> LayerStates:
+    """States of the frame slots of a layer; :param queries: not rotated; :param at: their positions."""
+    view = arena.frame_slots(layer)
+    rotated = model.rotary.rotate(queries, at.expand(len(queries), -1, -1))
+    return LayerStates(rotated, view.unrotated_keys.clone(), view.values.float(), view.positions.clone(), model.rotary)
+
+
+def attention_error_by_model(model: VideoLanguageModel, weights: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Errors by model and scheme; SmolLM2 only where its weights are in the folder ``weights``."""
     memory = VideoMemory(_budgeted(PLAIN, 8.0), model)
     world = PatrolWorld(PatrolSettings(seed=_SEED, frames=64))
     for frame in world:
         memory.observe(frame.picture, frame.stamp)
     errors = {"tiny": attention_errors(memory_states(memory, world.questions(1)[0].text))}
     memory.close()
-    weights = smollm2_file()
-    if weights is None:
-        report("SmolLM2 is left out: its package is not installed (docs/thinning.md)")
-    else:
-        text = Path(argparse.__file__).read_text()[:8000]
-        errors["smollm2"] = attention_errors(smollm2_states(weights, text))
-    return errors
+    if next(weights.rglob("*.gguf"), None) is None:
+        report(f"SmolLM2 is left out: no weights in {weights} (`kvstream benchmark real_scale` fetches them)")
+        return errors
+    large = smollm2.load(weights)
+    return errors | {"smollm2": attention_errors(text_states(large, large.tokenize(TEXT.read_text()[:8000])[:1024]))}
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Declare the options of the command."""
     parser.add_argument("--model", default="tiny", help="'tiny' or a local folder (%(default)s)")
     parser.add_argument("--yard", type=Path, default=Path("test/data/yard"), metavar="BAG", help="fixed camera")
     parser.add_argument("--donkey", type=Path, default=Path("test/data/donkey_track"), metavar="BAG", help="moving car")
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="frames of each stream (0: all)")
-    parser.add_argument("--streams", type=int, default=12, metavar="N", help="patrol streams that are asked about")
+    parser.add_argument("--streams", type=int, default=12, metavar="N", help="patrol streams with questions")
     parser.add_argument("--length", type=int, default=96, metavar="N", help="frames of those streams, 4 tokens each")
     parser.add_argument("--questions", type=int, default=22, metavar="N", help="questions about each of them")
+    parser.add_argument("--weights", type=Path, default=smollm2.CACHE, help="folder of SmolLM2's GGUF file, if any")
 
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure everything; progress goes to the console. Returns the figures of DESIGN.md and more beside them."""
-    import cv2
-    import torch
-
-    from ros_kvstream.models.loading import load_model
-
+    """Measure everything; progress goes to the console. Returns the object of ``--json``."""
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
-    small = load_model(ModelSettings(path=options.model, device="cpu"))
-    large = load_model(ModelSettings(path=options.model, device="cpu", max_frame_pixels=MAX_PIXELS))
-    patrol_frames = options.frames or 192
-    report: dict[str, Any] = {}
-    streams: dict[str, tuple[VideoLanguageModel, Callable[[], Stream]]] = {
-        "patrol": (small, lambda: patrol_stream(patrol_frames // 2, (_SEED, _SEED + 1))),
-        "yard": (large, lambda: bag_stream(options.yard, options.frames)),
-        "donkey_track": (large, lambda: bag_stream(options.donkey, options.frames or 400)),
+    small, large = load(options.model), load(options.model, max_frame_pixels=MAX_PIXELS)
+    half = (options.frames or 192) // 2
+    streams: dict[str, tuple[VideoLanguageModel, Callable[[], Iterable[Stamped]]]] = {
+        "patrol": (small, lambda: patrol_frames(half, (_SEED, _SEED + 1))),
+        "yard": (large, lambda: bag_frames(options.yard, options.frames)),
+        "donkey_track": (large, lambda: bag_frames(options.donkey, options.frames or 400)),
     }
-    for name, (model, stream) in streams.items():
-        rows = {label: measure_stream(model, stream(), settings) for label, settings in VARIANTS.items()}
-        report[name] = {
-            **vars(rows["gate and saliency"]), "gate_only": vars(rows["gate"]), "gate_ms": gate_ms(stream()),
-        }  # fmt: skip
-        report[name]["two_frames_a_grid"] = vars(measure_stream(model, stream(), PAIRS))
-        if name == "yard":
-            report[name]["paced"] = vars(measure_stream(model, stream(), PACED))
+    report: dict[str, Any] = {}
+    for name, (model, frames) in streams.items():
+        report[name] = ingest_figures(model, frames, paced=name == "yard")
         console.print(f"{name}: {report[name]['ingest_time_ratio']:.2f} of the plain ingest time")
-    report["flow"] = _flow_figures(options)
     console.print("attention error")
-    errors = attention_error_by_model(small, console.print)
+    errors = attention_error_by_model(small, options.weights, console.print)
     plan = AccuracyPlan(options.length, options.streams, options.questions, slots=max(40, options.length))
     console.print(f"accuracy: {plan.streams} streams of {plan.frames} frames")
-    halved = load_model(ModelSettings(path=options.model, device="cpu", dtype="bfloat16"))
-    report["ladder"] = {
-        **slots_ratio(), **ladder_accuracies(halved, plan),
-        "attention_error": errors.get("smollm2", errors["tiny"])["ladder"], "attention_error_by_model": errors,
+    report["mixed_precision"] = {
+        **slots_ratio(), **accuracies(load(options.model, dtype="bfloat16"), plan),
+        "attention_error": errors.get("smollm2", errors["tiny"])["mixed_precision"], "attention_error_by_model": errors,
     }  # fmt: skip
     return report
 
 
-def _flow_figures(options: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.flow_comparison import compare_flows
-
-    bags = {"yard": options.yard, "donkey_track": options.donkey}
-    return {
-        name: compare_flows([picture for picture, _ in list(bag_stream(path, 100))[::10]])
-        for name, path in bags.items()
-    }
-
-
 def show(report: dict[str, Any], console: Console) -> None:
     """Print the figures as tables."""
-    table = Table(
-        "stream",
-        "frames gated",
-        "patches pruned",
-        "time / plain",
-        "gate alone",
-        "gate ms",
-        "two frames a grid",
-        title="ingest",
-    )
-    for name in ("patrol", "yard", "donkey_track"):
-        row = report[name]
-        table.add_row(name, f"{row['gated']:.1%}", f"{row['pruned']:.1%}", f"{row['ingest_time_ratio']:.2f}",
-                      f"{row['gate_only']['ingest_time_ratio']:.2f}", f"{row['gate_ms']:.2f}",
-                      f"{row['two_frames_a_grid']['ingest_time_ratio']:.2f}")  # fmt: skip
-    console.print(table)
-    console.print("yard, gate adaptive at half a frame a second, and saliency: {gated:.1%} gated, {pruned:.1%} pruned, "
-                  "{ingest_time_ratio:.2f} of the plain time".format(**report["yard"]["paced"]))  # fmt: skip
-    flows = Table("pictures", "flow", "pan error px", "object error px", "ms", title="optical flow, small picture")
-    for name, rows in report["flow"].items():
-        for flow, row in rows.items():
-            flows.add_row(name, flow, *(f"{row[key]:.2f}" for key in ("pan_error", "object_error", "ms")))
-    console.print(flows)
-    ladder = report["ladder"]
-    errors = Table("model", "coding", "int8", "int4", title="relative error of attention's output")
-    for name, schemes in ladder["attention_error_by_model"].items():
-        for scheme, row in schemes.items():
-            errors.add_row(name, scheme, *(f"{row[key]:.4f}" if key in row else "" for key in ("int8", "int4")))
-    console.print(errors)
-    console.print(f"slots in the same bytes: {ladder['slots_ratio']:.2f} of plain bfloat16")
-    for key, value in ladder.items():
+    ratios = ("gate_only", "two_frames_a_grid")
+    console.print(figures_table(
+        "ingest", ("stream", "gated", "pruned", "time / plain", "gate alone", "two frames a grid", "gate ms"),
+        ((name, f"{row['gated']:.1%}", f"{row['pruned']:.1%}", f"{row['ingest_time_ratio']:.2f}",
+          *(f"{row[part]['ingest_time_ratio']:.2f}" for part in ratios), f"{row['gate_ms']:.2f}")
+         for name, row in report.items() if name != "mixed_precision"),
+    ))  # fmt: skip
+    console.print("yard, gate adaptive at half a frame per second, and saliency: {gated:.1%} gated, {pruned:.1%} "
+                  "pruned, {ingest_time_ratio:.2f} of the plain time".format(**report["yard"]["paced"]))  # fmt: skip
+    mixed = report["mixed_precision"]
+    console.print(figures_table(
+        "relative error of attention's output", ("model and coding", "int8", "int4", "bfloat16"),
+        ((f"{name}, {scheme}", *(f"{row[key]:.4f}" if key in row else "" for key in ("int8", "int4", "bfloat16")))
+         for name, schemes in mixed["attention_error_by_model"].items() for scheme, row in schemes.items()),
+    ))  # fmt: skip
+    console.print(f"slots in the same bytes: {mixed['slots_ratio']:.2f} of plain bfloat16")
+    for key, value in mixed.items():
         if key.startswith("accuracy"):
             console.print(f"{key.replace('_', ' ')}: {value:.3f}")

@@ -16,7 +16,9 @@ import sys
 
 import torch
 
-from benchmarks.policy_trials import TUNING, Score, Trial, run_trial, streams
+from benchmarks.accuracy import accuracy, mixed_streams
+from benchmarks.policies import TUNING, Trial, run_trials
+from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.settings import ModelSettings
 
@@ -57,16 +59,15 @@ def main() -> None:
         for share in options.shares:
             name = json.dumps({"share": share, "keep_ratio": keep, "block": block, **grid})
             trials[name] = Trial(options.policy, grid, share, keep, block)
-    scores = {name: Score() for name in trials}
-    made = streams(model, options.frames, options.streams, options.questions, TUNING)
+    lines: dict[str, list[Line]] = {name: [] for name in trials}
+    made = mixed_streams(model, options.frames, options.streams, options.questions, TUNING)
     for number, stream in enumerate(made, 1):
-        for name, trial in trials.items():
-            scores[name].merge(run_trial(model, stream, trial))
+        for name, answers in zip(trials, run_trials(model, stream, list(trials.values())), strict=True):
+            lines[name] += answers
         print(f"stream {number} of {options.streams}", file=sys.stderr, flush=True)
-    for name, score in sorted(scores.items(), key=lambda item: -sum(item[1].right.values())):
-        accuracy = score.accuracy()
-        overall = sum(score.right.values()) / sum(score.asked.values())
-        print(f"all {overall:.3f}  now {accuracy['now']:.3f}  before {accuracy['before']:.3f}  {name}")
+    for name, answers in sorted(lines.items(), key=lambda item: -accuracy(item[1])):
+        overall, now, before = (accuracy(answers, kind) for kind in ("", "now", "before"))
+        print(f"all {overall:.3f}  now {now:.3f}  before {before:.3f}  {name}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Turns seeded patrol streams into tensors with exactly the tokens and positions that a VideoMemory makes."""
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded patrol streams as tensors, with exactly the tokens and positions of a VideoMemory."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SIDE = 2
 _QUESTION_ROOM = 64
 IGNORE = -100
 WORD_GROUPS = (SHAPES, tuple(PLURALS.values()), tuple(COLOURS), NUMBERS, ("top", "bottom"), ("left", "right"), ROOMS)
-"""What an object's token can be named by, one word of each group."""
+"""Words for an object's token, one of each group."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,19 @@ class Batch:
     """int64 [streams, questions, longest]: the next token where it belongs to the answer, else IGNORE."""
     asked: tuple[tuple[Question, ...], ...]
     taught: torch.Tensor
-    """bool [streams, frames]: the frames whose gradient reaches the vision tower."""
+    """bool [streams, frames]: frames whose gradient reaches the vision tower."""
     pointed: torch.Tensor
-    """bool [streams, questions, prefix + 4 * frames]: the tokens of the thing that holds the answer; may be none."""
+    """bool [streams, questions, prefix + 4 * frames]: tokens of the object that holds the answer, if any."""
     emphasis: torch.Tensor
-    """float32 [streams, questions]: how much the pointing lessons weigh for a question."""
+    """float32 [streams, questions]: weight of a question in the pointing lessons."""
     named: torch.Tensor
-    """bool, as ``pointed``: the tokens of the thing that the question names; may be none."""
+    """bool, as ``pointed``: tokens of the object that the question names, if any."""
     nouns: torch.Tensor
-    """int64 [streams, questions]: where in the question its noun stands; 0 where it names nothing."""
+    """int64 [streams, questions]: index of the question's noun; 0 without one."""
     followed: torch.Tensor
-    """int64 [streams, prefix + 4 * frames]: which sighting (from 1) an object's token belongs to; 0 for all others."""
+    """int64 [streams, prefix + 4 * frames]: sighting (from 1) of an object's token; 0 for all others."""
     contents: torch.Tensor
-    """int64 [streams, frames * 4, groups]: one id of each of ``word_groups`` for what a token shows, or IGNORE."""
+    """int64 [streams, frames * 4, groups]: one id of each of ``word_groups`` for a token's content, or IGNORE."""
     predecessors: torch.Tensor
     """int64 [streams, prefix + 4 * frames]: for an object's token the id of the shape before it, or IGNORE."""
     told: torch.Tensor
@@ -128,6 +129,12 @@ def random_questions(
     return asked
 
 
+def _fill(row: torch.Tensor, sighting: Sighting, start: int, value: bool | int | torch.Tensor) -> None:
+    """Set the tokens of a sighting; :param start: of the stream's first token in the row."""
+    start += PLACES.index(sighting.place)
+    row[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = value
+
+
 def _pointed(world: PatrolWorld, asked: list[Question], prefix: int) -> torch.Tensor:
     """Tokens of the sighting that holds each answer, bool [questions, tokens]; none for "now" and for absent things."""
     tokens = torch.zeros(len(asked), prefix + SIDE * SIDE * len(world), dtype=torch.bool)
@@ -139,8 +146,7 @@ def _pointed(world: PatrolWorld, asked: list[Question], prefix: int) -> torch.Te
         if question.kind == "after":
             holders = [sighting for sighting in holders if question.answer == f"the {sighting.shape}"]
         for sighting in holders:
-            start = prefix + PLACES.index(sighting.place)
-            row[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = True
+            _fill(row, sighting, prefix, True)
     return tokens
 
 
@@ -150,9 +156,7 @@ def _named(world: PatrolWorld, asked: list[Question], prefix: int) -> torch.Tens
     for row, question in zip(tokens, asked, strict=True):
         index = _named_sighting(world, question)
         if index is not None:
-            sighting = world.sightings[index]
-            start = prefix + PLACES.index(sighting.place)
-            row[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = True
+            _fill(row, world.sightings[index], prefix, True)
     return tokens
 
 
@@ -160,8 +164,7 @@ def _followed(world: PatrolWorld, prefix: int) -> torch.Tensor:
     """Running number of the sighting that a token shows, from 1, else 0; int64 [tokens]."""
     tokens = torch.zeros(prefix + SIDE * SIDE * len(world), dtype=torch.int64)
     for number, sighting in enumerate(world.sightings, start=1):
-        start = prefix + PLACES.index(sighting.place)
-        tokens[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = number
+        _fill(tokens, sighting, prefix, number)
     return tokens
 
 
@@ -176,8 +179,7 @@ def _contents(layout: ChatLayout, world: PatrolWorld) -> torch.Tensor:
     """Word ids for what every object's token shows, one of each group; int64 [4 * frames, groups]."""
     words = torch.full((SIDE * SIDE * len(world), len(WORD_GROUPS)), IGNORE)
     for sighting in world.sightings:
-        start = PLACES.index(sighting.place)
-        words[start + 4 * sighting.first : start + 4 * sighting.last + 1 : 4] = _names(layout, sighting)
+        _fill(words, sighting, 0, _names(layout, sighting))
     return words
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure a finished model and write its card: ``python -m training.card --folder ros_kvstream/models/tiny``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files around the weights: configuration, word-level tokenizer, chat template, image processor."""
 
 from __future__ import annotations

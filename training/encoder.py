@@ -1,7 +1,8 @@
-"""Trains the tiny external encoder on patrol streams: a few minutes on one core, the same seed gives the same data.
+# SPDX-License-Identifier: Apache-2.0
+"""Train the tiny external encoder on patrol streams: ``python -m training.encoder``.
 
-Run it with ``python -m training.encoder``. The weights in this package are those after 1,350 of
-1,500 steps (seed 5,000,000; about 12 minutes of one core).
+Equal seeds give equal data. The weights in the package are those after 1,350 of 1,500 steps (seed 5,000,000; about 12
+minutes of one core).
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ros_kvstream.patrol.questions import vocabulary
 from ros_kvstream.retrieval.tiny_encoder import WEIGHTS, EncoderNetwork, pixels_of, words
 
 FIRST_SEED = 5_000_000
-"""Training streams; far from the seeds that anything is measured on."""
+"""Seed of the first training stream; far from the seeds of all measurements."""
 KINDS = ("colour", "where", "how_many", "room", "any", "before", "after", "first", "last")
 TEMPERATURE = 0.07
 
 
 class Stream:
-    """One stream's share of a step: pictures, questions, and which picture holds which question's evidence."""
+    """Pictures and questions of one stream, and which picture holds which question's evidence."""
 
     def __init__(self, seed: int, questions: int, empty: int) -> None:
         random = np.random.default_rng(seed)
@@ -48,7 +49,7 @@ class Stream:
 
     @staticmethod
     def _holds(kind: str, evidence: tuple[float, ...], world: PatrolWorld, index: int) -> bool:
-        """Questions of the first and last thing look for any thing; order is not in a picture."""
+        """For questions about the first or last object any object counts: a picture holds no order."""
         if kind in ("first", "last"):
             return world.sighting(index) is not None
         return world.stamp(index) in evidence
@@ -71,8 +72,7 @@ def train(steps: int, streams: int, path: Path, threads: int = 1) -> float:
     """Train and save as float16; returns the share of questions whose best picture was right, last 50 steps."""
     torch.set_num_threads(threads)
     torch.manual_seed(FIRST_SEED)
-    known = vocabulary()
-    known = sorted({word for text in known for word in words(text)})
+    known = sorted({word for text in vocabulary() for word in words(text)})
     numbers = {word: number for number, word in enumerate(known)}
     network = EncoderNetwork(len(known))
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.01)

@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forward pass of a Qwen2.5-VL model for many questions about each stream, on the library's own weights.
 
-Gives what the library gives (test/training/test_forward.py), faster: all frames go through the vision tower as one
-batch, a doubled frame is convolved once with the sum of the two temporal kernels, each question sees the stream and
-itself and nothing else, what no question reads is not computed, and most frames without an object do not teach the
-vision tower.
+Equal to the library's results (test/training/test_forward.py), but faster: all frames go through the vision tower as
+one batch, a doubled frame is convolved once with the sum of the two temporal kernels, each question attends to the
+stream and itself only, states that no question reads are not computed, and most frames without an object give no
+gradient to the vision tower.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Side lessons: states that are to name what they stand for, and heads that are taught where to look.
+# SPDX-License-Identifier: Apache-2.0
+"""Side lessons: losses that make states name what they stand for, and attention heads look at given tokens.
 
-Without them the model went on guessing among the things that it had seen: a question's noun, the token before the
-answer and the objects did not find each other.
+Without them the model kept guessing among the objects that it had seen: a question's noun, the token before the answer
+and the objects did not attend to each other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from training.batch import IGNORE, Batch
 
 @dataclass(frozen=True)
 class Pointer:
-    """Some heads of a layer that are taught where to look."""
+    """Heads of a layer and the tokens that they are trained to attend to."""
 
     layer: int
     heads: slice
@@ -38,13 +39,13 @@ POINTERS = (
     Pointer(3, slice(2, 4), "last", "noun"),
 )
 NOUN_LAYER = 1
-"""After this layer a question's noun is to know everything of the thing it names."""
+"""Layer after which a question's noun is trained to hold everything about the object that it names."""
 Groups = Sequence[tuple[int, torch.Tensor]]
 FOLLOWING_HEADS = slice(2, 4)
 FOLLOWING_WEIGHTS = {0: 1.0, 1: 4.0}
-"""Layers where the tokens of an object are taught to look at the sighting before, and by how much."""
+"""Layers where an object's tokens are trained to attend to the previous sighting, and the weight of the loss."""
 NEIGHBOUR_WEIGHTS = {0: 1.0, 1: 2.0}
-"""Layers after which they are to tell its shape; a question's noun is to tell it one layer later."""
+"""Layers after which they are trained to hold its shape, and the weight; a question's noun one layer later."""
 
 
 def norm(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -104,7 +105,7 @@ def following_loss(query: torch.Tensor, key: torch.Tensor, followed: torch.Tenso
 def naming_loss(
     model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, groups: Groups
 ) -> torch.Tensor:
-    """How badly states, read as if they were the model's output, name what they stand for; summed over the groups.
+    """Cross-entropy of the words for what states stand for, read as the model's output; summed over the groups.
 
     :param states: [..., hidden]; :param names: int64 [..., groups], one id of every group or IGNORE.
     """
@@ -124,9 +125,9 @@ def naming_loss(
 def neighbour_loss(
     model: Qwen2_5_VLForConditionalGeneration, states: torch.Tensor, names: torch.Tensor, shapes: torch.Tensor
 ) -> torch.Tensor:
-    """How badly states [..., hidden] tell the shape of the thing before, ids ``names`` [...] or IGNORE.
+    """Cross-entropy of the previous object's shape in states [..., hidden]; ids ``names`` [...] or IGNORE.
 
-    Read along fixed random directions, for the words themselves already stand for the thing's own shape.
+    Read along fixed random directions: the directions of the words already stand for the object's own shape.
     """
     known = names != IGNORE
     if not known.any():

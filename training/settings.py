@@ -1,4 +1,5 @@
-"""What is trained on, in which order, and how long."""
+# SPDX-License-Identifier: Apache-2.0
+"""Curriculum and settings of a training run."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class TrainingSettings:
     learning_rate: float = 2e-3
     lesson_weight: float = 0.3
     """Weight of the side lessons: visual tokens are to name what they show, and some heads to look at what a question
-    names, at what holds its answer, and at what came before. Without them the model went on guessing for an hour."""
+    names, at what holds its answer, and at what came before. Without them the model kept guessing for an hour."""
     warm_up: int = 200
     """Steps until the learning rate is reached."""
     weight_decay: float = 0.01

@@ -1,6 +1,7 @@
-"""First lesson: the vision tower alone learns to tell what is where, with a linear reader on each merged token.
+# SPDX-License-Identifier: Apache-2.0
+"""First lesson: train the vision tower alone, with a linear reader on each merged token.
 
-One frame costs a tenth of a question here, so shapes and colours come ten times faster than from words.
+A frame costs a tenth of a question here, so shapes and colours are learned ten times faster than from words.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from training.forward import normalise, see
 _COLOURS = list(COLOURS)
 READERS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "number": len(NUMBERS) + 1,
            "place": len(PLACES), "room": len(ROOMS)}  # fmt: skip
-"""What is read from every merged token, and in how many classes; the last of the first three is "nothing here"."""
+"""Properties read from every merged token, and their classes; the last of the first three is "nothing here"."""
 
 
 def sight_batch(key: tuple[int, ...], worlds: int = 8, frames: int = 15) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +48,7 @@ def sight_batch(key: tuple[int, ...], worlds: int = 8, frames: int = 15) -> tupl
 def learn_to_see(
     model: Qwen2_5_VLForConditionalGeneration, seed: int, steps: int, log: Callable[[str], None]
 ) -> None:
-    """Train the vision tower for ``steps`` steps; the readers are thrown away."""
+    """Train the vision tower for ``steps`` steps; the readers are discarded."""
     tower = model.model.visual
     readers = nn.Linear(tower.config.out_hidden_size, sum(READERS.values()))
     weights = [*tower.parameters(), *readers.parameters()]

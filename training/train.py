@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train the tiny model: ``python -m training.train --run build/training --export ros_kvstream/models/tiny``.
 
-One thread; goes on from the last checkpoint in the run folder; writes a readable log there.
+Uses one thread, continues from the last checkpoint in the run folder and writes a log there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from training.sight import learn_to_see
 
 @dataclass
 class Progress:
-    """Where the training stands; saved with every checkpoint."""
+    """State of the training; saved with every checkpoint."""
 
     step: int = 0
     stage: int = 0
@@ -52,7 +53,7 @@ class Trainer:
     """Model, optimizer and progress of one run folder."""
 
     def __init__(self, settings: TrainingSettings, run: Path) -> None:
-        """Start afresh, or go on from the checkpoint in ``run``."""
+        """Start a new training, or continue from the checkpoint in ``run``."""
         self.settings, self.run = settings, run
         tokenizer = make_tokenizer()
         self.layout = ChatLayout(tokenizer)
@@ -70,7 +71,7 @@ class Trainer:
             self.progress = Progress(**state["progress"])
 
     def learn_to_see(self, log: Callable[[str], None]) -> None:
-        """The first lesson, once; interrupted, it begins again."""
+        """Run the first lesson once; an interrupted one starts again."""
         if self.progress.step == 0:
             begun = time.monotonic()
             learn_to_see(self.model, self.settings.seed, self.settings.sight_steps, log)
@@ -85,7 +86,7 @@ class Trainer:
         return settings.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
 
     def kind_weights(self) -> dict[str, float]:
-        """Kinds that lag get more questions."""
+        """Weights of the kinds: the lower the accuracy, the more questions."""
         return {kind: 0.15 + 1.0 - self.progress.right.get(kind, 0.0) for kind in KINDS}
 
     def choose_stage(self) -> int:

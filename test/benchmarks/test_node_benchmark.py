@@ -1,4 +1,5 @@
-"""The node under cameras, for a second, with a random model; how threads and values are summed up."""
+# SPDX-License-Identifier: Apache-2.0
+"""The node under cameras, for some seconds, with a random model; how threads and values are summed up."""
 
 from __future__ import annotations
 
@@ -12,9 +13,15 @@ import pytest
 from rich.console import Console
 
 from benchmarks import node as node_benchmark
-from benchmarks.frame_cost import OUTSIDE_MODEL, PARTS, Meter, frame_cost
-from benchmarks.node_timing import processor_shares, spread
-from ros_kvstream.commands.soak_cameras import Recording
+from benchmarks.node_load import (
+    OUTSIDE_MODEL,
+    PARTS,
+    Meter,
+    Recording,
+    frame_cost,
+    percentiles,
+    processor_shares,
+)
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.worker import THREAD_NAME
 
@@ -30,7 +37,7 @@ def test_frames_answers_and_processor_time_of_a_running_node_are_told(
 ) -> None:
     from support.model_folder import save_random_model
 
-    monkeypatch.delenv(node_benchmark.PROFILES, raising=False)
+    monkeypatch.setattr(node_benchmark, "COSTED_FRAMES", 20)
     monkeypatch.setenv(node_benchmark.PROFILES, str(node_benchmark.fastdds_profiles()))
     model = str(save_random_model(tmp_path / "model"))
     report = node_benchmark.run(options(cameras=[1], seconds=4.0, rate=10.0, model=model), Console(quiet=True))
@@ -85,9 +92,9 @@ def test_shares_are_of_what_was_used_in_between() -> None:
     assert shares == {"worker": 0.5, "others": 0.1875, "others_per_camera": 0.09375}
 
 
-def test_a_spread_has_the_middle_and_the_ninety_fifth_of_a_hundred() -> None:
-    assert spread([float(value) for value in range(101)]) == {"p50": 50.0, "p95": 95.0, "n": 101}
-    assert spread([]) == {"p50": 0.0, "p95": 0.0, "n": 0}
+def test_percentiles_have_the_middle_and_the_ninety_fifth_of_a_hundred() -> None:
+    assert percentiles([float(value) for value in range(101)]) == {"p50": 50.0, "p95": 95.0, "n": 101}
+    assert percentiles([]) == {"p50": 0.0, "p95": 0.0, "n": 0}
 
 
 def test_the_transport_settings_have_room_for_two_large_pictures() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real-scale check, on a random small model: the arithmetic, and that weights fit the architecture exactly."""
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_pairs_and_patches_that_are_left_out_work_too(models: dict[str, VideoLan
 
 
 def test_the_ingest_benchmark_measures_both_paths() -> None:
-    from benchmarks.ingest_timing import IngestShape, make_network, time_language, time_vision
+    from benchmarks.ingest import IngestShape, make_network, time_language, time_vision
 
     shape = IngestShape(layers=1, blocks=2, slots=(288,), repeats=1, dtype=torch.float32, device=DEVICE)
     network = make_network(shape)

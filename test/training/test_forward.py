@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training's forward pass is the library's: same vision tokens, same hidden states, question by question."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The side lessons: nothing to learn where heads look where they should, much where they look elsewhere."""
 
 from __future__ import annotations

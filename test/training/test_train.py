@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training that was stopped goes on as if it had not been, and what it writes loads by the ordinary ways."""
 
 from __future__ import annotations

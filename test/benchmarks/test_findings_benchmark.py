@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The findings page: what is confirmed and what is not follows from the figures alone."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from benchmarks.findings import (
     SHARES,
     Findings,
     cell,
+    page,
     patrols,
+    write_page,
 )
-from benchmarks.findings_page import page, write_page
 from ros_kvstream.evaluation.grid import Cell
 from ros_kvstream.evaluation.summary import CellSummary, summarise
 
@@ -90,17 +93,22 @@ def test_simpler_policies_that_win_are_named_with_their_lead() -> None:
     assert "Nowhere: at no budget" in "\n".join(page(findings({"infinipot_v": 0.9}), LENGTHS))
 
 
-def test_tables_hold_every_policy_and_budget_and_mark_the_best(tmp_path: Path) -> None:
-    write_page(findings({"infinipot_v": 0.9}), LENGTHS, tmp_path / "findings.md")
-    text = (tmp_path / "findings.md").read_text()
+def test_tables_hold_every_policy_and_budget_and_mark_the_best() -> None:
+    text = "\n".join(page(findings({"infinipot_v": 0.9}), LENGTHS))
     table = text.split("## About before, by policy and budget")[1].split("##")[0]
     assert all(f"| {policy} |" in table for policy in EVICTING) and table.count("**90.0**") == len(SHARES)
-    assert (tmp_path / "images" / "findings" / "accuracy.png").is_file()
     assert text.count("120 frames") == text.count("600 frames") == 1
     assert "nan" not in text.lower() and "none" not in text.lower()
 
 
-def test_forgotten_and_misread_are_told_apart() -> None:
+def test_the_page_is_written_with_its_plots_beside_it(tmp_path: Path) -> None:
+    found = findings({})
+    write_page(replace(found, grid=found.grid[-2:]), LENGTHS, tmp_path / "findings.md")
+    assert (tmp_path / "findings.md").read_text().startswith("# Findings\n")
+    assert (tmp_path / "images" / "findings" / "accuracy.png").is_file()
+
+
+def test_evicted_and_misread_are_told_apart() -> None:
     section = "\n".join(page(findings({"infinipot_v": 0.9}), LENGTHS)).split("## Forgotten or misread")[1]
     row = next(line for line in section.splitlines() if line.startswith("| recent |"))
     assert row == "| recent | 6.25 % | 50.0 | 100.0 | 0.0 |"

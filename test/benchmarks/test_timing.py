@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time and peak memory of a piece of work, on the CPU and on a CUDA device that is stood in for."""
+
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -6,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.device_clock import median_ms, milliseconds, peak_bytes
+from benchmarks.timing import median_ms, milliseconds, peak_bytes, peak_extra_bytes
 
 MIB = 1 << 20
 
@@ -18,6 +21,23 @@ def test_work_on_the_cpu_takes_the_memory_of_its_largest_moment() -> None:
         return torch.zeros(MIB, dtype=torch.uint8)
 
     assert 2 * MIB <= peak_bytes(work, "cpu") < 2.5 * MIB
+
+
+def test_the_peak_counts_what_lives_at_once_and_not_what_was_made_before() -> None:
+    kept: list[torch.Tensor] = []
+
+    def prepare() -> None:
+        kept.append(torch.zeros(1 << 20))
+
+    def work() -> None:
+        first = torch.zeros(1 << 18)
+        del first
+        second = torch.zeros(1 << 19)
+        kept.clear()
+        del second
+
+    peak = peak_extra_bytes(prepare, work)
+    assert 4 << 19 <= peak < (4 << 19) + (4 << 17)
 
 
 def test_the_median_leaves_the_warm_up_out_and_runs_turn_about() -> None:
