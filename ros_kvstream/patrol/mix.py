@@ -3,26 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
-
-if TYPE_CHECKING:
-    from ros_kvstream.models.base import VideoLanguageModel
-
-QUESTION_POSITIONS = 64
-"""Positions that a question and its answer take behind a stream."""
-UNTIMED_SECONDS = 2000.0
-"""Longest streams for families whose positions are not times."""
-
-
-def trained_seconds(model: VideoLanguageModel) -> float:
-    """Seconds of stream that fit into the model's trained positions, a question behind them included."""
-    if not model.tokens_per_second:
-        return UNTIMED_SECONDS
-    return (model.position_limit - QUESTION_POSITIONS) / model.tokens_per_second
 
 
 def mixed_stream(
