@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small random model on disk, made once for all node tests."""
 
 from __future__ import annotations
