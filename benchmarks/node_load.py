@@ -210,7 +210,7 @@ def measure(load: Load, domain: int, processes: ProcessGroup, outside_model: flo
         "kept_per_second": (last.frames_kept - first.frames_kept) / seconds,
         "dropped": {cause: int(number) - int(causes[0].get(cause, 0)) for cause, number in causes[1].items()},
         "cpu": cpu,
-        "model_ms": {"vision": last.vision_spread_ms.p50, "prefill": last.prefill_spread_ms.p50},
+        "model_ms": {"vision": last.vision_percentiles_ms.p50, "prefill": last.prefill_percentiles_ms.p50},
     }
 
 

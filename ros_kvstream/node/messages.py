@@ -30,10 +30,10 @@ def to_stamp(seconds: float) -> Time:
 
 
 PERCENTILE_SERIES = {
-    "frame_delay_spread_ms": "frame", "vision_spread_ms": "vision", "prefill_spread_ms": "prefill",
-    "compaction_spread_ms": "compaction", "question_queue_spread_ms": "question queue",
-    "retrieval_spread_ms": "retrieval", "first_token_spread_ms": "first token", "answer_spread_ms": "answer",
-    "tokens_per_second_spread": "tokens per second", "executor_lateness_spread_ms": "executor lateness",
+    "frame_delay_percentiles_ms": "frame", "vision_percentiles_ms": "vision", "prefill_percentiles_ms": "prefill",
+    "compaction_percentiles_ms": "compaction", "question_queue_percentiles_ms": "question queue",
+    "retrieval_percentiles_ms": "retrieval", "first_token_percentiles_ms": "first token", "answer_percentiles_ms": "answer",
+    "tokens_per_second_percentiles": "tokens per second", "executor_lateness_percentiles_ms": "executor lateness",
 }
 """Field of KvStats -> series in ``Metrics``."""
 

@@ -61,7 +61,7 @@ def test_figures_carry_every_field_of_the_memory() -> None:
         assert found == own.get(item.name, wanted), item.name
     assert message.frames_published == 5 and message.queue_length == 1 and message.header.stamp.sec == 3
     assert (message.vision_ms, message.prefill_ms, message.compaction_ms) == (2.5, 3.5, 4.5)
-    assert message.vision_spread_ms.p95 == 3.0 and message.cameras[0].name == "rear"
+    assert message.vision_percentiles_ms.p95 == 3.0 and message.cameras[0].name == "rear"
     assert message.cameras[0].frames_published == 5 and message.cameras[0].silence_s == 2.0
     assert len(message.drop_causes) == len(message.drop_counts) == 6
 
