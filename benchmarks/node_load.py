@@ -106,7 +106,7 @@ class LoadClient(NodeClient):
         self.answers: list[float] = []
         """Time from the call of ~/query to its response, ms."""
         super().__init__(domain)
-        self.cameras = [SoakCamera(self._node, plan, number, scene) for number, plan in enumerate(plans)]
+        self.cameras = [SoakCamera(self.node, plan, number, scene) for number, plan in enumerate(plans)]
         self._question: Future[Any] | None = None
         self._next_question = 0.0
 
@@ -121,7 +121,7 @@ class LoadClient(NodeClient):
     def wait_for_cameras(self, process: Process, timeout: float = 300.0) -> None:
         """Wait until the node (which starts by itself) subscribes to every camera and answers."""
         process.wait_for(lambda: all(camera.connected for camera in self.cameras), "subscribing", timeout)
-        self._find(self._query, process, "offering ~/query", timeout)
+        self.wait_for_services(process, "query", timeout=timeout)
 
     def play(self, seconds: float, process: Process) -> None:
         """Publish due frames and ask questions for some seconds."""
