@@ -20,11 +20,11 @@ from ros_kvstream.evaluation.summary import Line, share
 from ros_kvstream.memory.budget import MIB, plan_budget, smallest_budget
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import TINY_FOLDER, load_model
-from ros_kvstream.patrol.mix import mixed_stream
 from ros_kvstream.patrol.patrol import PatrolFrame, PatrolWorld
 from ros_kvstream.patrol.questions import Question
 from ros_kvstream.settings import ModelSettings, QuantizedSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
+from training.mix import mixed_stream
 
 OBJECTS = 8
 """Most sightings in a stream."""

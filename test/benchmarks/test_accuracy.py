@@ -34,7 +34,6 @@ from benchmarks.policies import Trial, run_trials
 from benchmarks.retrieval import by_age, measure_bias, recall, spearman, static_scene
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
-from ros_kvstream.patrol.mix import mixed_stream
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.patrol.questions import KINDS, Question
 from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats
@@ -42,6 +41,7 @@ from ros_kvstream.settings import MemorySettings, ModelSettings, QuantizedSettin
 from ros_kvstream.stream.memory import VideoMemory
 from training.batch import ChatLayout, make_batch
 from training.forward import loss_and_right
+from training.mix import mixed_stream
 
 
 @pytest.fixture(scope="module")

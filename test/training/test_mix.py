@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ros_kvstream.patrol.mix import mixed_stream
+from training.mix import mixed_stream
 
 
 @pytest.mark.parametrize("longest", [20.0, 300.0, 2000.0])
