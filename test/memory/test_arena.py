@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.arenas import append, contents, fill, make_arena, make_quantized_arena, same
+from support.arenas import append, contents, fill, make_arena, make_quantized_arena, same, slots_by_position
 from torch.nn.functional import scaled_dot_product_attention
 
 from ros_kvstream.errors import CapacityError
@@ -67,35 +67,17 @@ def test_every_kept_slot_keeps_its_key_value_norm_position_frame_and_camera(seed
     for frame in range(10):
         append(arena, 4, frame=frame, seed=seed + frame, t=frame)
     kept = random_kept(arena, keep, seed)
-    before = [arena.frame_slots(index) for index in range(2)]
-    expected = []
-    for index, view in enumerate(before):
-        rows = kept[index]
-        expected.append(
-            [
-                {
-                    (int(view.frames[head, row]), *view.positions[head, row].tolist()): (
-                        view.keys[head, row].clone(),
-                        view.values[head, row].clone(),
-                        float(view.value_norms[head, row]),
-                    )
-                    for row in rows[head].tolist()
-                }
-                for head in range(2)
-            ]
-        )
+    before = [slots_by_position(arena, index) for index in range(2)]
     arena.keep(kept)
     for index in range(2):
-        view = arena.frame_slots(index)
-        for head in range(2):
-            table = zip(view.frames[head].tolist(), view.positions[head].tolist(), strict=True)
-            found = {(frame, *position): row for row, (frame, position) in enumerate(table)}
-            assert found.keys() == expected[index][head].keys()
-            for identity, row in found.items():
-                key, value, norm = expected[index][head][identity]
-                assert torch.equal(view.keys[head, row], key)
-                assert torch.equal(view.values[head, row], value)
-                assert float(view.value_norms[head, row]) == norm
+        for rows, old, new in zip(kept[index], before[index], slots_by_position(arena, index), strict=True):
+            entries = list(old.items())
+            expected = dict(entries[row] for row in rows.tolist())
+            assert new.keys() == expected.keys()
+            for position, (key, _, value, norm) in expected.items():
+                assert torch.equal(new[position][0], key)
+                assert torch.equal(new[position][2], value)
+                assert new[position][3] == norm
 
 
 def test_the_pinned_prompt_survives_any_compaction_untouched() -> None:

@@ -7,17 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.slots import rotary
 
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import MIB, CacheShape, plan_budget, smallest_budget
-from ros_kvstream.memory.rotary import Rotary
 
 QWEN_3B = CacheShape(layers=36, kv_heads=2, head_dim=128, dtype=torch.bfloat16)
-
-
-def rotary(head_dim: int) -> Rotary:
-    return Rotary(torch.ones(head_dim // 2), torch.zeros(head_dim // 2, dtype=torch.long))
 
 
 def test_bytes_per_token_are_those_of_the_published_models() -> None:

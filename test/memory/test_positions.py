@@ -14,28 +14,21 @@ from ros_kvstream.errors import SettingsError
 from ros_kvstream.memory.positions import SequentialPositions, TimestampPositions, make_positions
 
 
-def test_positions_are_seconds_times_tokens_per_second_from_the_first_stamp() -> None:
-    positions = TimestampPositions(start=5, tokens_per_second=2.0, limit=10_000)
-    assert [positions.advance(stamp) for stamp in (1e9, 1e9 + 0.2, 1e9 + 1, 1e9 + 61.5)] == [5, 5, 7, 128]
-
-
-def test_a_small_step_backward_keeps_true_time() -> None:
-    positions = TimestampPositions(0, 10.0, 10_000)
-    assert [positions.advance(stamp) for stamp in (0.0, 5.0, 4.5, 5.1)] == [0, 50, 45, 51]
-    assert positions.segment == 0
-
-
-def test_a_jump_backward_opens_a_segment_one_second_later() -> None:
-    positions = TimestampPositions(0, 2.0, 10_000)
-    assert [positions.advance(stamp) for stamp in (100.0, 110.0, 3.0, 4.0)] == [0, 20, 22, 24]
-    assert positions.segment == 1
-
-
-def test_a_jump_far_forward_does_not_leave_the_range() -> None:
-    positions = TimestampPositions(0, 2.0, 1_000)
-    positions.advance(0.0)
-    assert positions.advance(1.7e9) == 2
-    assert positions.segment == 1
+@pytest.mark.parametrize(("positions", "span", "stamps", "expected", "segment"), [
+    (TimestampPositions(5, 2.0, 10_000), 1, (1e9, 1e9 + 0.2, 1e9 + 1, 1e9 + 61.5), [5, 5, 7, 128], 0),
+    (TimestampPositions(0, 10.0, 10_000), 1, (0.0, 5.0, 4.5, 5.1), [0, 50, 45, 51], 0),
+    (TimestampPositions(0, 2.0, 10_000), 1, (100.0, 110.0, 3.0, 4.0), [0, 20, 22, 24], 1),
+    (TimestampPositions(0, 2.0, 1_000), 1, (0.0, 1.7e9), [0, 2], 1),
+    (make_positions(7, 0.0, 1000), 9, (5.0, 5.1, 900.0), [7, 16, 25], 0),
+    (SequentialPositions(0, 1000), 4, (50.0, 3.0), [0, 4], 1),
+], ids=["true time", "a small step back keeps true time", "a jump back opens a segment one second later",
+        "a jump far forward stays in the range", "sequential", "sequential without a gap after a jump back"])
+def test_positions_follow_the_stamps_or_each_other(
+    positions: TimestampPositions | SequentialPositions, span: int, stamps: tuple[float, ...], expected: list[int],
+    segment: int,
+) -> None:  # fmt: skip
+    assert [positions.advance(stamp, span) for stamp in stamps] == expected
+    assert (positions.segment, positions.newest) == (segment, expected[-1] + span - 1)
 
 
 def test_a_range_that_text_fills_is_refused_with_the_remedy() -> None:
@@ -79,20 +72,6 @@ def test_ten_hours_rebase_rarely() -> None:
 
 
 # -- positions in order of arrival ------------------------------------------------------------------------------------
-
-
-def test_sequential_positions_follow_each_other_whatever_the_stamps() -> None:
-    positions = make_positions(start=7, tokens_per_second=0.0, limit=1000)
-    assert [positions.advance(stamp, 9) for stamp in (5.0, 5.1, 900.0)] == [7, 16, 25]
-    assert positions.newest == 33
-    assert positions.segment == 0
-
-
-def test_a_jump_backward_opens_a_segment_of_sequential_positions_without_a_gap() -> None:
-    positions = SequentialPositions(0, 1000)
-    positions.advance(50.0, 4)
-    assert positions.advance(3.0, 4) == 4
-    assert positions.segment == 1
 
 
 def test_stamps_cannot_be_found_in_sequential_positions() -> None:

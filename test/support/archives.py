@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 
 from ros_kvstream.memory.archive.archive import Archive
@@ -25,6 +28,13 @@ def make_frame(frame_id: int, *, stamp: float | None = None, camera: str = "fron
 def make_archive(budget_mib: float = 0.1, fingerprint: str = "", shape: ArchiveShape = SHAPE, **settings) -> Archive:
     """An archive of small frames."""
     return Archive(plan_archive(shape, ArchiveSettings(budget_mib=budget_mib, **settings)), fingerprint)
+
+
+def add_frames(archive: Archive, numbers: Iterable[int], **frame: Any) -> None:
+    """Add frames of these ids, each written before the next."""
+    for number in numbers:
+        assert archive.add(make_frame(number, **frame))
+        archive.wait()
 
 
 def assert_same(found: ArchivedFrame, given: FrameToArchive, tolerance: float = 1e-3) -> None:

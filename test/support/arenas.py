@@ -8,8 +8,8 @@ import torch
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
-from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.settings import QuantizedSettings
+from support.slots import rotary
 
 HALVES = QuantizedSettings(mode="on", int8=0.25, int4=0.5)
 
@@ -29,7 +29,7 @@ def make_arena(
     plan = plan_budget(
         shape, smallest_budget(shape, pinned, reserve, frame_slots), pinned=pinned, reserve=reserve, frame_tokens=1
     )
-    return _prompted(Arena(plan, _rotary(head_dim)))
+    return _prompted(Arena(plan, rotary(head_dim)))
 
 
 def make_quantized_arena(
@@ -45,12 +45,7 @@ def make_quantized_arena(
             plan = plan_budget(shape, budget, HALVES, pinned=pinned, reserve=10, frame_tokens=4)
         except BudgetError:
             plan = None
-    return _prompted(Arena(plan, _rotary(head_dim), order=order))
-
-
-def _rotary(head_dim: int) -> Rotary:
-    half = head_dim // 2
-    return Rotary(1.0 / (1e4 ** (torch.arange(half).float() / half)), torch.arange(half) % 3)
+    return _prompted(Arena(plan, rotary(head_dim), order=order))
 
 
 def _prompted(arena: Arena) -> Arena:
@@ -92,3 +87,18 @@ def contents(arena: Arena) -> list[torch.Tensor]:
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     """Equal bit for bit."""
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def slots_by_position(arena: Arena, index: int) -> list[dict[tuple[int, ...], tuple[torch.Tensor, ...]]]:
+    """Per KV head: (frame, t, h, w) -> key as stored, raw key, value and value norm of every frame slot of a layer."""
+    view = arena.frame_slots(index)
+    keys = view.keys.clone()  # before the raw keys, which may take the same scratch
+    entries = (keys, view.unrotated_keys.clone(), view.values.clone().float(), view.value_norms.clone())
+    return [
+        {
+            (int(view.frames[head, slot]), *view.positions[head, slot].tolist()): tuple(
+                tensor[head, slot] for tensor in entries)
+            for slot in range(view.count)
+        }
+        for head in range(len(view.frames))
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from support.archives import SHAPE, assert_same, make_archive, make_frame
+from support.archives import SHAPE, add_frames, assert_same, make_archive, make_frame
 
 from ros_kvstream.errors import ArchiveError
 from ros_kvstream.memory.archive import file as archive_file
@@ -128,9 +128,7 @@ def test_a_write_cut_in_half_by_a_kill_is_skipped_and_all_else_is_whole(fatal_wr
     assert archive.status().torn <= 2
     if fatal_write > 100:
         assert held > 10
-    for i in range(2_000_000, 2_000_050):
-        assert archive.add(make_frame(i))
-        archive.wait()
+    add_frames(archive, range(2_000_000, 2_000_050))
     archive.close()
     again = make_archive(budget_mib=0.2, path=str(tmp_path), queue_frames=64)
     check_everything_held(again)
@@ -152,9 +150,7 @@ def test_kills_at_random_moments_never_leave_a_wrong_frame(tmp_path, writers):
 
 def test_every_torn_record_is_counted_and_its_room_is_used_again(archive_of, tmp_path):
     archive = archive_of()
-    for i in range(10):
-        archive.add(make_frame(i))
-        archive.wait()
+    add_frames(archive, range(10))
     slot, row = archive.table.slot_of(4), int(archive.table.rows[archive.table.slot_of(7), 0])
     archive.close()
     whole = ArchiveFile(archive.plan, "")
@@ -168,22 +164,14 @@ def test_every_torn_record_is_counted_and_its_room_is_used_again(archive_of, tmp
     again = archive_of()
     assert again.status().torn == 2
     assert again.table.slot_of(4) is None and again.table.slot_of(7) is None
-    assert check_everything_held_count(again) == 8
-    for i in range(10, 400):
-        again.add(make_frame(i))
-        again.wait()
+    assert again.table.frames["live"].sum() == 8
+    add_frames(again, range(10, 400))
     assert again.table.count == again.plan.frames or again.plan.rows - again.table.rows_used < SHAPE.patches
-
-
-def check_everything_held_count(archive) -> int:
-    return int(archive.table.frames["live"].sum())
 
 
 def test_clear_is_remembered_across_a_restart(archive_of):
     archive = archive_of()
-    for i in range(10):
-        archive.add(make_frame(i))
-        archive.wait()
+    add_frames(archive, range(10))
     archive.clear()
     archive.add(make_frame(50))
     archive.close()
@@ -193,8 +181,7 @@ def test_clear_is_remembered_across_a_restart(archive_of):
 
 def test_a_full_disk_while_writing_is_reported_and_the_stream_goes_on(archive_of, monkeypatch):
     archive = archive_of()
-    archive.add(make_frame(0))
-    archive.wait()
+    add_frames(archive, [0])
     whole, full = os.pwrite, threading.Event()
     full.set()
 
@@ -211,8 +198,7 @@ def test_a_full_disk_while_writing_is_reported_and_the_stream_goes_on(archive_of
     assert status.state == "degraded" and status.lost == 5 and status.frames == 1
     assert "No space left" in status.message and "archive.budget_mib" in status.message
     full.clear()
-    assert archive.add(make_frame(9))
-    archive.wait()
+    add_frames(archive, [9])
     assert archive.status().frames == 2
 
 

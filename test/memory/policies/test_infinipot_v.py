@@ -29,13 +29,16 @@ def patch(slots: LayerSlots, head: int, slot: int) -> tuple[int, ...]:
     return (int(slots.cameras[head, slot]), *slots.positions[head, slot, 1:].tolist())
 
 
+def same_patch(slots: LayerSlots, head: int, slot: int) -> list[int]:
+    """Slots of the same patch, this one included."""
+    return [other for other in range(slots.count) if patch(slots, head, other) == patch(slots, head, slot)]
+
+
 def novelty_by_loops(slots: LayerSlots, recent: torch.Tensor, head: int) -> list[float | None]:
     """Minus the mean cosine to the recent slots of the same patch; None for recent slots and patches without one."""
-    newest = recent[head].nonzero()[:, 0].tolist()
     found: list[float | None] = []
     for slot in range(slots.count):
-        same = [other for other in newest if patch(slots, head, other) == patch(slots, head, slot)]
-        cosines = [cosine(slots, head, slot, other) for other in same]
+        cosines = [cosine(slots, head, slot, other) for other in same_patch(slots, head, slot) if recent[head, other]]
         found.append(None if bool(recent[head, slot]) or not cosines else -sum(cosines) / len(cosines))
     return found
 
@@ -72,9 +75,8 @@ def test_redundancy_to_newer_is_the_mean_cosine_to_all_newer_keys_of_the_true_pa
         for slot in range(slots.count):
             cosines = [
                 cosine(slots, head, slot, other)
-                for other in range(slots.count)
-                if patch(slots, head, other) == patch(slots, head, slot)
-                and slots.frames[head, other] > slots.frames[head, slot]
+                for other in same_patch(slots, head, slot)
+                if slots.frames[head, other] > slots.frames[head, slot]
             ]
             wanted = sum(cosines) / len(cosines) if cosines else 0.0
             assert abs(float(scores[head, slot]) - wanted) < 1e-4
@@ -100,9 +102,8 @@ def test_change_is_measured_against_the_same_patch_in_the_frame_before_of_the_sa
         for slot in range(slots.count):
             older = [
                 (int(slots.frames[head, other]), other)
-                for other in range(slots.count)
-                if patch(slots, head, other) == patch(slots, head, slot)
-                and slots.frames[head, other] < slots.frames[head, slot]
+                for other in same_patch(slots, head, slot)
+                if slots.frames[head, other] < slots.frames[head, slot]
             ]
             wanted = -cosine(slots, head, slot, max(older)[1]) if older else 1.0
             assert abs(float(scores[head, slot]) / STEPS - wanted) < 2e-4

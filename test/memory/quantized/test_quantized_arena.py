@@ -7,30 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.arenas import HALVES, append, contents, fill, make_arena, make_quantized_arena, same
-from torch import Tensor
+from support.arenas import HALVES, append, contents, fill, make_arena, make_quantized_arena, same, slots_by_position
+from support.slots import identities
 
 from ros_kvstream.errors import BudgetError, CapacityError, SettingsError
-from ros_kvstream.memory.arena import Arena, Chunk
+from ros_kvstream.memory.arena import Chunk
 from ros_kvstream.memory.budget import MIB, CacheShape, plan_budget
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.quantized.packing import hadamard
 from ros_kvstream.settings import QuantizedSettings
 
 QWEN_3B = CacheShape(36, 2, 128, torch.bfloat16)
-
-
-def slots_by_position(arena: Arena, index: int) -> list[dict[tuple[int, ...], tuple[Tensor, Tensor]]]:
-    """Per KV head: (frame, t, h, w) -> raw key and value of every frame slot."""
-    view = arena.frame_slots(index)
-    raw, values = view.unrotated_keys.clone(), view.values.float()
-    return [
-        {
-            (int(view.frames[head, slot]), *view.positions[head, slot].tolist()): (raw[head, slot], values[head, slot])
-            for slot in range(view.count)
-        }
-        for head in range(raw.shape[0])
-    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -80,9 +67,9 @@ def test_demotion_loses_no_slot_and_keeps_keys_values_and_table(frames: int, dty
     for index in range(2):
         for ours, theirs in zip(slots_by_position(mixed, index), slots_by_position(plain, index), strict=True):
             assert ours.keys() == theirs.keys()
-            for position, (key, value) in theirs.items():
-                assert torch.allclose(ours[position][0], key, atol=0.35), "4 bits over 16 normal channels"
-                assert torch.allclose(ours[position][1], value, atol=0.35)
+            for position, (_, key, value, _) in theirs.items():
+                assert torch.allclose(ours[position][1], key, atol=0.35), "4 bits over 16 normal channels"
+                assert torch.allclose(ours[position][2], value, atol=0.35)
         assert torch.equal(mixed.frame_slots(index).value_norms, plain.frame_slots(index).value_norms)
 
 
@@ -116,7 +103,7 @@ def test_a_slot_that_stays_in_its_tier_keeps_its_codes() -> None:
     compared = [position for position in in_int4 if position in still]
     assert compared
     for t, h, w in compared:  # frame t is at time t
-        for old, new in zip(before[(t, t, h, w)], after[(t, t, h, w)], strict=True):
+        for old, new in zip(before[(t, t, h, w)][1:3], after[(t, t, h, w)][1:3], strict=True):
             assert torch.allclose(old, new, atol=1e-5)
 
 
@@ -127,17 +114,12 @@ def test_a_compaction_keeps_what_the_policy_chooses(policy_name: str, order: str
     arena = make_quantized_arena(order=order)
     fill(arena, arena.plan.frame_slots // 4)
     keep = 3 * arena.plan.frame_slots // 4
-    chosen = []
-    for index in range(2):
-        view = arena.frame_slots(index)
-        mask = policy.select(view, keep)
-        kept = [view.positions[head][mask[head]].tolist() for head in range(2)]
-        chosen.append([{tuple(position) for position in head} for head in kept])
+    views = map(arena.frame_slots, range(2))  # one after the other: layers share a scratch
+    chosen = [identities(view, policy.select(view, keep)) for view in views]
     arena.compact(policy, keep)
     assert arena.frame_slots_used == keep and arena.compactions == 1
-    for index in range(2):
-        positions = arena.frame_slots(index).positions
-        assert [{tuple(position) for position in positions[head].tolist()} for head in range(2)] == chosen[index]
+    views = map(arena.frame_slots, range(2))
+    assert [identities(view, torch.ones_like(view.frames, dtype=torch.bool)) for view in views] == chosen
 
 
 def test_what_the_policy_would_keep_longest_gets_the_most_bits_even_if_old() -> None:
