@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,15 +14,13 @@ import pytest
 import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
-from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image
 from std_srvs.srv import Trigger
-from support.running_node import PATIENCE, image, own_domain, picture
+from support.node_bench import NodeBench
+from support.running_node import PATIENCE, image, own_context, picture
 
 from ros_kvstream.node.images import image_to_rgb
-from ros_kvstream.node.lifecycle_node import KvStreamNode
 from ros_kvstream.srv import MemoryFile, Query
 
 WIDTH, HEIGHT = 1920, 1080
@@ -31,25 +28,15 @@ ENOUGH = 40
 """Ticks of the executor's own timer that show that it goes on."""
 
 
-class Bench:
+class Bench(NodeBench):
     """A node in this process whose memory waits before each step until it is let go."""
 
     def __init__(self, context: rclpy.Context, model: Path, folder: Path) -> None:
-        given = {"model": str(model), "memory.budget_mib": 4.0, "memory.policy": "sliding_window", "gate.mode": "off",
-                 "diagnostics.period_s": 0.1, "memory.directory": str(folder), "ingest.queue_frames": 4,
-                 "query.max_waiting": 8}
-        self.node = KvStreamNode(
-            context=context, parameter_overrides=[Parameter(name, value=value) for name, value in given.items()])
-        self.helper = rclpy.create_node("helper", context=context)
-        self.camera = self.helper.create_publisher(Image, "/image", QoSProfile(depth=10))
-        self.executor = SingleThreadedExecutor(context=context)
-        for node in (self.node, self.helper):
-            self.executor.add_node(node)
+        super().__init__(context, model, {"memory.budget_mib": 4.0, "memory.directory": str(folder),
+                                          "ingest.queue_frames": 4, "query.max_waiting": 8})
         self.go = threading.Event()
         self.threads: dict[str, set[int]] = {}
         """Which threads called each method of the memory."""
-        self.executor.create_task(self.node.start)
-        self.until(lambda: self.state == "active" and self.camera.get_subscription_count() > 0)
         self.go.set()
         self.session.worker.call(self._hold).result(60)
 
@@ -66,22 +53,8 @@ class Bench:
         return held
 
     @property
-    def session(self) -> Any:
-        return self.node.status.session
-
-    @property
-    def state(self) -> str:
-        return self.node.status.state
-
-    @property
     def ticks(self) -> int:
         return self.node.metrics.percentiles("executor lateness").count
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, "it did not happen"
-            self.executor.spin_once(timeout_sec=0.02)
 
     def call(self, kind: Any, name: str, request: Any) -> Any:
         client = self.helper.create_client(kind, name)
@@ -90,21 +63,15 @@ class Bench:
 
     def close(self) -> None:
         self.go.set()
-        self.node.destroy_node()
-        self.helper.destroy_node()
-        self.executor.shutdown()
+        super().close()
 
 
 @pytest.fixture
-def bench(random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    with own_domain() as domain:
-        context = rclpy.Context()
-        rclpy.init(context=context, domain_id=domain)
+def bench(random_model: Path, tmp_path: Path) -> Iterator[Bench]:
+    with own_context() as context:
         made = Bench(context, random_model, tmp_path)
         yield made
         made.close()
-        rclpy.shutdown(context=context)
 
 
 def test_while_the_memory_is_busy_frames_are_counted_calls_are_taken_and_the_timer_ticks_on(

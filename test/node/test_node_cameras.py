@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cameras of a real node process: quality of service, silence, wrong topics, and a clock that stands still."""
+"""Cameras of a real node process: quality of service, silence and wrong topics."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
-from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image
 from support.running_node import RunningNode, image, picture, running_node
 
@@ -33,13 +31,6 @@ def node(tmp_path_factory: pytest.TempPathFactory, random_model: Path) -> Iterat
         running.kept.publish(image(picture(1), 7.0))
         running.until_active()
         yield running
-
-
-def test_reports_keep_coming_though_the_clock_stands_still(node: RunningNode) -> None:
-    node.diagnostics.clear()
-    first = node.status("state")
-    node.diagnostics.clear()
-    assert node.status("state").message == first.message == "active"
 
 
 def test_an_image_sent_before_the_node_started_arrives_where_durability_is_asked_for(node: RunningNode) -> None:
@@ -87,28 +78,6 @@ def test_a_silent_camera_says_which_topic_it_waits_on_and_which_are_similar(node
                                and "rect" in status.message)
     assert "no image for" in status.message and "/front/image" in status.message
     node.client.destroy_publisher(other)
-
-
-def test_a_camera_that_dies_goes_stale_and_hurts_no_other(node: RunningNode) -> None:
-    node.until_status("camera front", lambda status: status.level == STALE)
-    strict = node.camera("/strict/image")
-    strict.publish(image(picture(3), 40.0))
-    node.until_status("camera strict", lambda status: status.level == OK)
-    assert node.ask("what is there ?", camera="strict", max_new_tokens=1).success
-    assert node.diagnostics["state"].level == OK
-
-
-def test_a_looping_bag_under_simulated_time_is_taken_up_again(node: RunningNode) -> None:
-    clock = node.client.create_publisher(Clock, "/clock", 1)
-    front = node.camera("/front/image")
-    for loop in range(2):
-        for second in range(50, 55):
-            clock.publish(Clock(clock=Time(sec=second)))
-            front.publish(image(picture(second + loop), float(second)))
-            node.spin(0.1)
-    node.until_stats(lambda stats: stats.header.stamp.sec == 54 and to_seconds(stats.newest_stamp) == 54.0)
-    answer = node.ask("what is there ?", max_new_tokens=1)
-    assert answer.success and answer.asked_at.sec == 54
 
 
 def test_a_topic_of_the_other_transport_is_named_with_the_remedy(tmp_path: Path, random_model: Path) -> None:

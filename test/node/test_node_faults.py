@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,50 +10,26 @@ from typing import Any
 import pytest
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.parameter import Parameter
-from sensor_msgs.msg import Image
-from support.running_node import PATIENCE, image, own_domain, picture
-
-from ros_kvstream.node.lifecycle_node import KvStreamNode
+from support.node_bench import NodeBench
+from support.running_node import image, own_context, picture
 
 
-class Bench:
-    """A node, a camera and an executor in this process."""
+class Bench(NodeBench):
+    """A node that receives frames, and what it reports."""
 
     def __init__(self, context: rclpy.Context, model: Path, action: str) -> None:
-        given = {"model": str(model), "memory.budget_mib": 2.0, "memory.policy": "sliding_window", "gate.mode": "off",
-                 "faults.action": action, "faults.limit": 3, "diagnostics.period_s": 0.1}
-        overrides = [Parameter(name, value=value) for name, value in given.items()]
-        self.node = KvStreamNode(context=context, parameter_overrides=overrides)
-        self.helper = rclpy.create_node("camera", context=context)
-        self.camera = self.helper.create_publisher(Image, "/image", 10)
+        super().__init__(context, model, {"memory.budget_mib": 2.0, "faults.action": action, "faults.limit": 3})
         self.reports: list[str] = []
         """Messages of all diagnostic statuses."""
         self.helper.create_subscription(DiagnosticArray, "/diagnostics", self._reported, 10)
-        self.executor = SingleThreadedExecutor(context=context)
-        for node in (self.node, self.helper):
-            self.executor.add_node(node)
-        self.executor.create_task(self.node.start)
         self.stamp = 0.0
-        self.until(lambda: self.state == "active" and self.camera.get_subscription_count() > 0)
 
     def _reported(self, array: DiagnosticArray) -> None:
         self.reports += [status.message for status in array.status]
 
     @property
-    def state(self) -> str:
-        return self.node.status.state
-
-    @property
     def counts(self) -> Any:
-        return self.node.status.session.counters.total()
-
-    def until(self, condition: Any) -> None:
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, "it did not happen"
-            self.executor.spin_once(timeout_sec=0.02)
+        return self.session.counters.total()
 
     def publish(self, frames: int) -> None:
         """Publish frames and wait until each is accounted for, or the node has left the active state."""
@@ -69,27 +44,18 @@ class Bench:
         def fail(*_: Any, **__: Any) -> None:
             raise MemoryError("no memory left")
 
-        self.node.status.session.worker.call(lambda memory: setattr(memory.model, "encode_frames", fail)).result(60)
+        self.session.worker.call(lambda memory: setattr(memory.model, "encode_frames", fail)).result(60)
 
     def mend_model(self) -> None:
-        self.node.status.session.worker.call(lambda memory: delattr(memory.model, "encode_frames")).result(60)
-
-    def close(self) -> None:
-        self.node.destroy_node()
-        self.helper.destroy_node()
-        self.executor.shutdown()
+        self.session.worker.call(lambda memory: delattr(memory.model, "encode_frames")).result(60)
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    with own_domain() as domain:
-        context = rclpy.Context()
-        rclpy.init(context=context, domain_id=domain)
+def bench(request: pytest.FixtureRequest, random_model: Path) -> Iterator[Bench]:
+    with own_context() as context:
         made = Bench(context, random_model, request.param)
         yield made
         made.close()
-        rclpy.shutdown(context=context)
 
 
 @pytest.mark.parametrize("bench", ["continue"], indirect=True)

@@ -97,16 +97,13 @@ def test_the_memory_is_rolled_back_after_a_question(node: RunningNode, camera) -
 
 
 @pytest.mark.parametrize(("limits", "named"), [
-    ({"question": ""}, "empty"),
     ({"question": "  "}, "empty"),
-    ({"question": "what ?", "max_new_tokens": -1}, "max_new_tokens = -1"),
     ({"question": "what ?", "max_new_tokens": 10**9}, "max_new_tokens = 1000000000"),
     ({"question": "what " * 2000}, "tokens: the limit is 256"),
     ({"question": "what ?", "camera": "nowhere"}, "camera = 'nowhere'"),
     ({"question": "what ?", "since": to_stamp(9.0), "until": to_stamp(8.0)}, "since = 9"),
     ({"question": "what ?", "since": to_stamp(1e6)}, "since = 1000000"),
     ({"question": "what ?", "timeout_s": float("nan")}, "timeout_s = nan"),
-    ({"question": "what ?", "timeout_s": -3.0}, "timeout_s = -3"),
 ], ids=lambda value: str(value)[:40])
 def test_an_impossible_question_is_refused_with_the_reason(node: RunningNode, camera, limits: dict, named: str) -> None:
     publish(node, camera, 1)
@@ -185,15 +182,6 @@ def test_a_goal_that_cannot_be_answered_is_aborted_with_the_reason(node: Running
     assert status == GoalStatus.STATUS_ABORTED and "empty" in result.message
 
 
-def test_the_executor_goes_on_while_a_question_is_answered(node: RunningNode, camera) -> None:
-    publish(node, camera, 1)
-    node.diagnostics.clear()
-    response = node.ask("what is there ?", max_new_tokens=LONG_ANSWER)
-    values = {value.key: value.value for value in node.status("latency").values}
-    worst = float(values["executor lateness ms"].split("max ")[1].split()[0])
-    assert worst < response.latency.total_ms / 2, values  # a handler that waits would be as late as the answer takes
-
-
 def test_a_time_limit_stops_generation_and_the_memory_is_as_before(node: RunningNode, camera) -> None:
     publish(node, camera, 1)
     before = node.ask("what is there ?", max_new_tokens=3)
@@ -213,16 +201,6 @@ def test_a_bad_encoding_is_counted_named_in_diagnostics_and_survived(node: Runni
     after = node.until_stats(lambda now: accounted(now) and now.frames_published > before.frames_published)
     assert dropped(after, "encoding") == dropped(before, "encoding") + 1
     publish(node, camera, 1)
-
-
-def test_repeated_and_backward_stamps_are_taken(node: RunningNode, camera) -> None:
-    newest = publish(node, camera, 1)
-    before = node.until_stats(accounted)
-    for stamp in (newest, newest, newest - 50.0, newest - 49.9):
-        camera.publish(image(picture(3), stamp))
-        node.spin(0.05)
-    after = node.until_stats(lambda now: accounted(now) and now.frames_published >= before.frames_published + 4)
-    assert after.frames_seen - before.frames_seen == 4 and node.ask("what is there ?", max_new_tokens=1).success
 
 
 def test_a_frame_without_a_stamp_gets_the_time_of_its_arrival(node: RunningNode, camera) -> None:

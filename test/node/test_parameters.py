@@ -10,7 +10,7 @@ import pytest
 import rclpy
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from support.running_node import own_domain
+from support.running_node import own_context
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.parameters import NodeParameters, check_cameras
@@ -35,11 +35,8 @@ class Declared:
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[rclpy.Context]:
-    with own_domain() as domain:
-        context = rclpy.Context()
-        rclpy.init(context=context, domain_id=domain)
+    with own_context() as context:
         yield context
-        context.try_shutdown()
 
 
 @pytest.fixture
@@ -76,7 +73,9 @@ def test_values_given_at_start_are_in_the_settings(declare: Callable[..., Declar
     ({"camera__topic": 3}, "camera.topic = 3: must be of type text"),
     ({"camera__share": 1.5}, "camera.share = 1.5: must be"),
     ({"cameras": ["a", "a"]}, "distinct names"),
-    ({"memory__policy": "lru"}, "memory.policy = 'lru': must be one of"),
+    ({"memory__budget_mib": "lots"}, "memory.budget_mib = 'lots': must be of type number"),
+    ({"memory__policy": "lru"}, "memory.policy = 'lru': must be one of infinipot_v"),
+    ({"memory__infinipot_v__alpha": 1.5}, "alpha = 1.5: must be"),
     ({"memory__infinipot_v__recent_share": 0.0}, "recent_share = 0.0: must be above 0"),
     ({"ingest__depth_near": 5.0, "ingest__depth_far": 4.0}, "ingest.depth_near"),
 ], ids=str)  # fmt: skip

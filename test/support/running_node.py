@@ -65,6 +65,19 @@ def own_domain() -> Iterator[int]:
     raise RuntimeError("no free ROS domain from 20 to 99")
 
 
+@contextmanager
+def own_context(domain: int | None = None) -> Iterator[rclpy.Context]:
+    """Hold an initialized context in a ROS domain of its own, or in the given one; local discovery alone."""
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    with own_domain() if domain is None else nullcontext(domain) as held:
+        context = rclpy.Context()
+        rclpy.init(context=context, domain_id=held)
+        try:
+            yield context
+        finally:
+            context.try_shutdown()
+
+
 DISCOVERY = 0.3
 """Seconds to spin after a match: the other side may not have found this one yet, and would miss what is sent."""
 RESPONSE = 3.0
