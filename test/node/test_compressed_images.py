@@ -55,15 +55,12 @@ def test_grey_pictures_become_three_equal_channels() -> None:
     assert found.shape == (24, 32, 3) and (found == found[..., :1]).all()
 
 
-def test_a_sixteen_bit_picture_is_scaled_as_a_raw_one_is() -> None:
-    data = encode("png", RGB[..., 0].astype(np.uint16) * 257)
-    np.testing.assert_array_equal(compressed_to_rgb(compressed(data, 1.0, "mono16; png compressed ")),
-                                  np.repeat(RGB[..., :1], 3, axis=2))
-
-
-def test_a_picture_with_transparency_loses_it() -> None:
-    data = encode("png", np.concatenate([np.full_like(RGB[..., :1], 9), RGB], axis=2))
-    np.testing.assert_array_equal(compressed_to_rgb(compressed(data, 1.0, "png")), RGB)
+@pytest.mark.parametrize(("pixels", "form", "expected"), [
+    (RGB[..., 0].astype(np.uint16) * 257, "mono16; png compressed ", np.repeat(RGB[..., :1], 3, axis=2)),
+    (np.concatenate([np.full_like(RGB[..., :1], 9), RGB], axis=2), "png", RGB),
+], ids=["sixteen bits are scaled as in a raw image", "transparency is dropped"])
+def test_every_kind_of_png_becomes_eight_bit_rgb(pixels: np.ndarray, form: str, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(compressed_to_rgb(compressed(encode("png", pixels), 1.0, form)), expected)
 
 
 @pytest.mark.parametrize("data", [JPEG, PNG, WEBP, PROGRESSIVE], ids=["jpeg", "png", "webp", "progressive"])
@@ -101,15 +98,14 @@ def test_compressed_depth_is_refused_or_rendered(form: str) -> None:
     assert found[0, 0, 0] == 0 and found[3, 4, 0] == 255 and found[-1, -1, 0] == 1
 
 
-def test_depth_sent_as_a_plain_picture_is_refused_as_depth() -> None:
-    with pytest.raises(FrameError, match="ingest.depth"):
-        compressed_to_rgb(compressed(encode("png", DEPTH), 1.0, "16UC1; png compressed 16UC1"))
-
-
-def test_float_depth_compressed_is_refused_by_name() -> None:
-    message = compressed(b"\0" * 12 + encode("png", DEPTH), 1.0, "32FC1; compressedDepth png")
-    with pytest.raises(FrameError, match="32FC1; compressedDepth"):
-        compressed_to_rgb(message, DepthRendering("grey"))
+@pytest.mark.parametrize(("data", "form", "depth", "reason"), [
+    (encode("png", DEPTH), "16UC1; png compressed 16UC1", None, "ingest.depth"),
+    (b"\0" * 12 + encode("png", DEPTH), "32FC1; compressedDepth png", DepthRendering("grey"), "32FC1; compressedDepth"),
+], ids=["sent as a plain picture", "of floats"])
+def test_depth_that_cannot_be_rendered_is_refused(
+        data: bytes, form: str, depth: DepthRendering | None, reason: str) -> None:
+    with pytest.raises(FrameError, match=reason):
+        compressed_to_rgb(compressed(data, 1.0, form), depth)
 
 
 @settings(max_examples=200, deadline=None)

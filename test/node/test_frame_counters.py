@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,19 +34,14 @@ def test_the_total_adds_all_cameras() -> None:
     assert total.published == 4 and dict(total.dropped) == {"sequence_gap": 2, "queue": 2}
 
 
-def test_gaps_in_one_publisher_are_counted() -> None:
+@pytest.mark.parametrize(("publishers", "numbers", "lost"), [
+    (1, (5, 6, 9, 10, 11, 400), [0, 0, 2, 0, 0, 388]),
+    (1, (100, 101, 1, 2, 4), [0, 0, 0, 0, 1]),
+    (2, (5, 9000, 6, 9001, 7, 9003), [0, 0, 0, 0, 0, 1]),
+], ids=["gaps are lost", "a restarted publisher is no loss", "a second publisher far ahead is no loss"])
+def test_losses_follow_from_gaps_in_the_numbers(publishers: int, numbers: tuple[int, ...], lost: list[int]) -> None:
     tracker = SequenceTracker()
-    assert [tracker.lost_before(number) for number in (5, 6, 9, 10, 11, 400)] == [0, 0, 2, 0, 0, 388]
-
-
-def test_a_restarted_publisher_is_no_loss() -> None:
-    tracker = SequenceTracker()
-    assert [tracker.lost_before(number) for number in (100, 101, 1, 2, 4)] == [0, 0, 0, 0, 1]
-
-
-def test_a_second_publisher_far_ahead_is_no_loss_when_two_are_known() -> None:
-    tracker = SequenceTracker()
-    assert [tracker.lost_before(number, publishers=2) for number in (5, 9000, 6, 9001, 7, 9003)] == [0, 0, 0, 0, 0, 1]
+    assert [tracker.lost_before(number, publishers=publishers) for number in numbers] == lost
 
 
 @given(st.sets(st.integers(1, 500), min_size=1), st.integers(1, 1000))

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rclpy
 from lifecycle_msgs.srv import GetState
 from rcl_interfaces.srv import GetParameters
 from rclpy.parameter import parameter_value_to_python
-from support.running_node import RunningNode, own_domain
+from support.running_node import RunningNode, own_context
 
 from ros_kvstream.patrol.bags import write_bag
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
@@ -60,22 +59,18 @@ def launched(folder: Path, name: str, **arguments: object) -> Iterator[RunningNo
     prefixes = os.pathsep.join([*filter(None, os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)), sys.prefix])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     given = [f"{key}:={value}" for key, value in arguments.items()]
-    with own_domain() as domain, open(log, "w") as output:
-        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    with own_context() as context, open(log, "w") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", RUN, str(LAUNCH / name), *given], stdout=output, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
-            env={**os.environ, "AMENT_PREFIX_PATH": prefixes, "PATH": path, "ROS_DOMAIN_ID": str(domain),
-                 "OMP_NUM_THREADS": "1", "ROS_LOG_DIR": str(folder), "PYTHONUNBUFFERED": "1"})
-        context = rclpy.Context()
-        rclpy.init(context=context, domain_id=domain)
+            env={**os.environ, "AMENT_PREFIX_PATH": prefixes, "PATH": path,
+                 "ROS_DOMAIN_ID": str(context.get_domain_id()), "OMP_NUM_THREADS": "1", "ROS_LOG_DIR": str(folder), "PYTHONUNBUFFERED": "1"})
         node = RunningNode(process, log, context)
         try:
             yield node
         finally:
             node.executor.shutdown()
             node.client.destroy_node()
-            rclpy.shutdown(context=context)
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(30)

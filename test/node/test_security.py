@@ -20,7 +20,7 @@ import pytest
 import rclpy
 from lifecycle_msgs.msg import Transition
 from rosgraph_msgs.msg import Clock
-from support.running_node import image, own_domain, picture, running_node
+from support.running_node import image, own_context, own_domain, picture, running_node
 
 from ros_kvstream.errors import KvStreamError
 from ros_kvstream.node.cameras import CameraSubscription
@@ -81,16 +81,13 @@ def start(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 def skip_without_security(domain: int) -> None:
     """Skip where the middleware cannot do what this process's environment now demands."""
-    context = rclpy.Context()
-    rclpy.init(context=context, domain_id=domain)
     try:
-        rclpy.create_node("test_client", context=context).destroy_node()
+        with own_context(domain) as context:
+            rclpy.create_node("test_client", context=context).destroy_node()
     except RclError as error:
         if WITHOUT not in str(error):
             raise
         pytest.skip("the middleware here was built without security")
-    finally:
-        rclpy.shutdown(context=context)
 
 
 def test_where_security_is_demanded_and_there_is_no_keystore_the_node_does_not_run(tmp_path: Path) -> None:
