@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-from support.model_folders import folder_without_weights
 
 from ros_kvstream.commands.cli import main
 from ros_kvstream.patrol.bags import write_bag
@@ -25,11 +24,6 @@ from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 DEMO = (sys.executable, "-m", "ros_kvstream.commands.cli", "demo")
 REPORT = {"questions", "memory", "frames", "latency", "versions"}
 QUESTION = {"question", "expected", "answer", "correct", "asked_at", "kind", "left_window", "evidence"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_without_weights(tmp_path_factory.mktemp("demo_model"))
 
 
 @pytest.fixture

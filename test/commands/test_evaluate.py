@@ -13,17 +13,11 @@ import av
 import numpy as np
 import pytest
 from rich.console import Console
-from support.model_folders import folder_without_weights
 
 from ros_kvstream.commands import cli, evaluate
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.patrol.bags import write_bag
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_without_weights(tmp_path_factory.mktemp("model"))
 
 
 def options(*words: str) -> argparse.Namespace:

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.model_folders import folder_without_weights
 
 from ros_kvstream.commands.cli import main
 from ros_kvstream.commands.inspect import duration, size
 from ros_kvstream.settings import MemorySettings, ModelSettings, QuantizedSettings, StreamSettings
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_without_weights(tmp_path_factory.mktemp("model"))
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:

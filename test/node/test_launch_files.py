@@ -64,7 +64,8 @@ def launched(folder: Path, name: str, **arguments: object) -> Iterator[RunningNo
             [sys.executable, "-c", RUN, str(LAUNCH / name), *given], stdout=output, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
             env={**os.environ, "AMENT_PREFIX_PATH": prefixes, "PATH": path,
-                 "ROS_DOMAIN_ID": str(context.get_domain_id()), "OMP_NUM_THREADS": "1", "ROS_LOG_DIR": str(folder), "PYTHONUNBUFFERED": "1"})
+                 "ROS_DOMAIN_ID": str(context.get_domain_id()), "OMP_NUM_THREADS": "1",
+                 "ROS_LOG_DIR": str(folder), "PYTHONUNBUFFERED": "1"})
         node = RunningNode(process, log, context)
         try:
             yield node
