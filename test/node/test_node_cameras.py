@@ -80,6 +80,15 @@ def test_a_silent_camera_says_which_topic_it_waits_on_and_which_are_similar(node
     node.client.destroy_publisher(other)
 
 
+def test_a_camera_that_dies_goes_stale_and_hurts_no_other(node: RunningNode) -> None:
+    node.until_status("camera front", lambda status: status.level == STALE)
+    strict = node.camera("/strict/image")
+    strict.publish(image(picture(3), 40.0))
+    node.until_status("camera strict", lambda status: status.level == OK)
+    assert node.ask("what is there ?", camera="strict", max_new_tokens=1).success
+    assert node.diagnostics["state"].level == OK
+
+
 def test_a_topic_of_the_other_transport_is_named_with_the_remedy(tmp_path: Path, random_model: Path) -> None:
     parameters = {"model": random_model, "diagnostics.no_image_s": 0.5, "camera.topic": "/lens/image/compressed"}
     with running_node(tmp_path, parameters) as node:
