@@ -8,8 +8,9 @@ import shutil
 import sqlite3
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +37,43 @@ def storage_files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.glob("*") if file.suffix in SUFFIXES)
 
 
+def ignore(text: str) -> None:
+    """Discard a note."""
+
+
 def salvage(path: Path, note: Note) -> Iterator[RawMessage]:
-    """Yield the messages of one file (.mcap or .db3) or of all such files in a folder, in the order of the files."""
-    for file in storage_files(path):
-        yield from (_salvage_mcap if file.suffix == ".mcap" else _salvage_sqlite3)(file, note)
+    """Yield the messages of one file (.mcap or .db3), or of all such files in a folder by their first message."""
+    files = storage_files(path)
+    if len(files) > 1:
+        files.sort(key=lambda file: next((message.received for message in _salvage(file, ignore)), 0))
+    for file in files:
+        yield from _salvage(file, note)
+
+
+def salvage_in_order(path: Path, topics: Collection[str], note: Note) -> Iterator[RawMessage]:
+    """Yield the messages of these topics by time of reception; where the files have another order, from a sorted copy.
+
+    The copy is a temporary file as large as the messages.
+    """
+    times = [message.received for message in salvage(path, ignore) if message.topic in topics]
+    chosen = (message for message in salvage(path, note) if message.topic in topics)
+    if all(first <= second for first, second in pairwise(times)):
+        yield from chosen
+        return
+    note(f"{path.name} is out of time order: its messages are sorted by time of reception")
+    with tempfile.TemporaryFile(prefix="kvstream_") as copy:
+        index = []
+        for number, message in enumerate(chosen):
+            index.append((message.received, number, copy.tell(), message._replace(data=b"")))
+            copy.write(message.data)
+        ends = [start for _, _, start, _ in index[1:]] + [copy.tell()]
+        for _, number, start, message in sorted(index):
+            copy.seek(start)
+            yield message._replace(data=copy.read(ends[number] - start))
+
+
+def _salvage(file: Path, note: Note) -> Iterator[RawMessage]:
+    return (_salvage_mcap if file.suffix == ".mcap" else _salvage_sqlite3)(file, note)
 
 
 def _salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:

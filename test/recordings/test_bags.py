@@ -34,6 +34,9 @@ def read(source: BagSource) -> tuple[list[StreamFrame], list[str]]:
     return list(source.frames(notes.append)), notes
 
 
+IMAGE = "sensor_msgs/msg/Image"
+
+
 def picture_message(pixels: np.ndarray[Any, Any], stamp: float, kind: str) -> bytes:
     header = TYPES.types["std_msgs/msg/Header"](
         stamp=TYPES.types["builtin_interfaces/msg/Time"](sec=int(stamp), nanosec=round(stamp % 1 * 1e9)), frame_id=""
@@ -57,6 +60,16 @@ def write_messages(folder: Path, messages: list[tuple[str, str, int, bytes]]) ->
         for topic, _, received, data in messages:
             writer.write(connections[topic], received, data)
     return folder
+
+
+def write_stamps(folder: Path, *cameras: tuple[str, list[float]], rate: float = 10.0) -> Path:
+    """A bag of cameras that are received together at a rate from 100 s on, with these header stamps."""
+    messages = [
+        (topic, IMAGE, round((100 + index / rate) * 1e9), picture_message(WORLD.picture(index % 24), stamp, IMAGE))
+        for index in range(max(len(stamps) for _, stamps in cameras))
+        for topic, stamps in cameras if index < len(stamps) for stamp in stamps[index : index + 1]
+    ]  # fmt: skip
+    return write_messages(folder, messages)
 
 
 @pytest.fixture(scope="module", params=["mcap", "sqlite3"])
@@ -89,6 +102,39 @@ def test_the_storage_file_alone_is_a_recording_too(bag: Path) -> None:
     (file,) = [file for file in bag.iterdir() if file.suffix in (".mcap", ".db3")]
     assert len(read(BagSource(file))[0]) == 24
     assert BagSource(file).name == "bag"
+
+
+STEPS = [index / 10 for index in range(60)]
+CLOCKS = {
+    "set back after the third": [1000 + step - (500 if index > 2 else 0) for index, step in enumerate(STEPS)],
+    "zero": [0.0] * 60, "constant": [77.5] * 60,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_pictures_with_unusable_header_stamps_come_on_the_times_of_their_reception(clock: str, tmp_path: Path) -> None:
+    source = BagSource(write_stamps(tmp_path / "bag", ("/image", CLOCKS[clock])))
+    frames, notes = read(source)
+    assert [frame.stamp for frame in frames] == pytest.approx([100 + step for step in STEPS])
+    assert source.first_stamp() == 100.0
+    assert len(notes) == 1 and "/image" in notes[0] and "times of reception are used" in notes[0]
+    assert len(read(BagSource(source.path, start=1.0, duration=2.0))[0]) == 21
+
+
+def test_cameras_on_different_clocks_come_on_the_times_of_their_reception(tmp_path: Path) -> None:
+    boot = write_stamps(tmp_path / "bag", ("/front", [100 + step for step in STEPS]), ("/rear", [5 + s for s in STEPS]))
+    frames, notes = read(BagSource(boot))
+    assert len(frames) == 120 and {frame.stamp for frame in frames if frame.camera == "rear"} == {
+        frame.stamp for frame in frames if frame.camera == "front"}  # fmt: skip
+    assert len(notes) == 1 and "/front and /rear are 95 s apart" in notes[0]
+
+
+def test_a_picture_stamped_before_the_first_one_is_read_unless_start_excludes_it(tmp_path: Path) -> None:
+    early = write_stamps(tmp_path / "bag", ("/front", [100 + s for s in STEPS]), ("/rear", [99.95 + s for s in STEPS]))
+    frames, notes = read(BagSource(early))
+    assert len(frames) == 120 and notes == []
+    assert min(frame.stamp for frame in frames) == pytest.approx(99.95)
+    assert min(frame.stamp for frame in read(BagSource(early, start=1.0))[0]) >= 101.0 - 1e-6
 
 
 @pytest.fixture(scope="module")
