@@ -37,6 +37,19 @@ def storage_files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.glob("*") if file.suffix in SUFFIXES)
 
 
+def has_index(path: Path) -> bool:
+    """Return whether every .mcap file of a bag lists where its messages are, so that they can be read by time."""
+    from mcap.reader import SeekingReader
+
+    for file in storage_files(path):
+        if file.suffix == ".mcap":
+            with file.open("rb") as stream:
+                summary = SeekingReader(stream).get_summary()
+            if summary is None or not any(chunk.message_index_offsets for chunk in summary.chunk_indexes):
+                return False
+    return True
+
+
 def ignore(text: str) -> None:
     """Discard a note."""
 

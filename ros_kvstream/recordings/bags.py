@@ -21,6 +21,7 @@ from ros_kvstream.recordings.bag_salvage import (
     Note,
     RawMessage,
     error_text,
+    has_index,
     ignore,
     salvage,
     salvage_in_order,
@@ -35,6 +36,8 @@ ONE_CAMERA = "camera"
 """Camera name of a bag with one image topic; the same as the node's default."""
 HEADER_BYTES = 12
 """Minimum size of a serialized message with a stamp."""
+KEPT_TOKENS = "/kept_tokens"
+"""End of the topic on which the node publishes pictures of what it keeps."""
 BACKWARD_SECONDS = 1.0
 """Header stamps that go back by more than this are unusable; messages can arrive out of order within it."""
 REPEATED_STAMPS = 2
@@ -107,7 +110,8 @@ def image_topics(path: Path, note: Note = ignore) -> dict[str, ImageTopic]:
 def find_image_topic(path: Path, name: str = "", note: Note = ignore) -> ImageTopic:
     """Return the image topic of that name, or the only one; raises BagError that lists the topics."""
     topics = image_topics(path, note)
-    chosen = [topic for topic in topics.values() if name in ("", topic.name)]
+    chosen = [topic for topic in topics.values()
+              if (topic.name == name if name else not topic.name.endswith(KEPT_TOKENS))]  # fmt: skip
     if len(chosen) != 1:
         problem = f"has no image topic {name!r}" if name else f"has {len(topics)} image topics"
         raise BagError(f"bag = {str(path)!r} {problem}; its image topics: {_listed(topics)}")
@@ -125,6 +129,8 @@ def read_messages(path: Path, topics: Collection[str], note: Note = ignore) -> I
     newest, at_newest = -1, set[str]()
     try:
         with _reader(path) as reader:
+            if not has_index(path):
+                raise BagError("the positions of its messages are not listed")
             connections = [connection for connection in reader.connections if connection.topic in topics]
             for connection, received, data in reader.messages(connections) if connections else ():
                 if received != newest:
@@ -233,7 +239,8 @@ class BagSource:
     def topics(self, note: Note = ignore) -> dict[str, ImageTopic]:
         """Return the topic of every camera.
 
-        By default that is every image topic, except a compressed one whose raw one is in the bag too.
+        By default that is every image topic, except the node's own ~/kept_tokens and a compressed one whose raw one is
+        in the bag too.
 
         :raises BagError: lists the image topics.
         """
@@ -243,12 +250,15 @@ class BagSource:
             raise BagError(f"{text}; its image topics: {_listed(topics)}")
         if self.cameras:
             return {camera: topics[topic] for camera, topic in self.cameras}
-        if not topics:
+        own = [name for name in topics if name.endswith(KEPT_TOKENS)]
+        if own:
+            note(f"{', '.join(own)}: left out because it holds pictures that the node made")
+        if len(own) == len(topics):
             raise BagError(f"bag = {str(self.path)!r} has no image topic")
         doubles = [name for name in topics if name.endswith("/compressed") and name[: -len("/compressed")] in topics]
         if doubles:
             note(f"{', '.join(doubles)}: left out because the bag holds the raw images too")
-        chosen = [name for name in topics if name not in doubles]
+        chosen = [name for name in topics if name not in (*doubles, *own)]
         names = [ONE_CAMERA] if len(chosen) == 1 else [_camera_name(name) for name in chosen]
         if len(set(names)) < len(names):
             names = [name.strip("/").replace("/", "_") for name in chosen]

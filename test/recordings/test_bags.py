@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,20 +242,55 @@ def test_a_file_that_was_cut_off_gives_the_frames_before_the_cut(kind: str, tmp_
     assert topic.seconds == pytest.approx(frames[-1].stamp - frames[0].stamp, abs=1e-6)
 
 
-def write_chunks(path: Path, count: int = 8) -> Path:
-    """An mcap file in which every picture is a chunk of its own."""
+def write_chunks(path: Path, seconds: Sequence[int] = range(10, 18), index: bool = True) -> Path:
+    """An mcap file in which every picture is a chunk of its own; picture 0 is that of second 10."""
     import mcap.writer
 
-    kind = "sensor_msgs/msg/Image"
+    indexes = mcap.writer.IndexType.ALL if index else mcap.writer.IndexType.NONE
     with path.open("wb") as stream:
-        writer = mcap.writer.Writer(stream, chunk_size=1, compression=mcap.writer.CompressionType.NONE)
+        writer = mcap.writer.Writer(stream, chunk_size=1, compression=mcap.writer.CompressionType.NONE,
+                                    index_types=indexes)  # fmt: skip
         writer.start(profile="ros2")
-        channel = writer.register_channel("/image", "cdr", writer.register_schema(kind, "ros2msg", b""))
-        for index in range(count):
-            data = picture_message(WORLD.picture(index), 10.0 + index, kind)
-            writer.add_message(channel, (10 + index) * 10**9, data, (10 + index) * 10**9)
+        channel = writer.register_channel("/image", "cdr", writer.register_schema(IMAGE, "ros2msg", b""))
+        for second in seconds:
+            data = picture_message(WORLD.picture(second - 10), float(second), IMAGE)
+            writer.add_message(channel, second * 10**9, data, second * 10**9)
         writer.finish()
     return path
+
+
+@pytest.mark.parametrize("kind", ["mcap", "db3"])
+def test_split_files_without_metadata_are_read_by_their_first_message(kind: str, tmp_path: Path) -> None:
+    for part in range(12):
+        name = f"bag_{part}.{kind}"
+        if kind == "mcap":
+            write_chunks(tmp_path / name, [10 + 2 * part, 11 + 2 * part])
+        else:
+            world = PatrolWorld(PatrolSettings(frames=2, rate_hz=1.0, start=10.0 + 2 * part))
+            write_bag(world, tmp_path / str(part), storage="sqlite3")
+            storage(tmp_path / str(part)).rename(tmp_path / name)
+    frames, notes = read(BagSource(tmp_path))
+    assert [frame.stamp for frame in frames] == pytest.approx([10.0 + index for index in range(24)], abs=0.2)
+    assert not any("time order" in note for note in notes)
+
+
+def test_an_unindexed_mcap_out_of_time_order_is_read_by_time_and_that_is_said(tmp_path: Path) -> None:
+    mixed = write_chunks(tmp_path / "mixed.mcap", [14, 15, 16, 10, 11, 12, 13, 18, 17], index=False)
+    frames, notes = read(BagSource(mixed))
+    assert [frame.stamp for frame in frames] == [10.0 + index for index in range(9)]
+    assert all(np.array_equal(frame.picture, WORLD.picture(index)) for index, frame in enumerate(frames))
+    assert any("mixed.mcap is out of time order" in note for note in notes)
+
+
+def test_pictures_that_the_node_made_itself_are_no_camera_unless_they_are_chosen(tmp_path: Path) -> None:
+    stamps = [100.0, 100.1, 100.2]
+    folder = write_stamps(tmp_path / "bag", ("/front", stamps), ("/kvstream/kept_tokens", stamps))
+    frames, notes = read(BagSource(folder))
+    assert [frame.camera for frame in frames] == ["camera"] * 3
+    assert notes == ["/kvstream/kept_tokens: left out because it holds pictures that the node made"]
+    assert find_image_topic(folder).name == "/front"
+    assert len(read(BagSource(folder, (("own", "/kvstream/kept_tokens"),)))[0]) == 3
+    assert find_image_topic(folder, "/kvstream/kept_tokens").frames == 3
 
 
 def test_an_mcap_without_a_footer_or_index_gives_every_frame(tmp_path: Path) -> None:
