@@ -179,9 +179,10 @@ def stamp_fault(path: Path, topics: frozenset[str], files: tuple[tuple[Path, int
             return f"the header stamps of {topic} stay at {stamp:g} s"
         newest[topic] = max(before, stamp)
         offsets.setdefault(topic, received - stamp)
-    first, last = (min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)) if offsets else ("", "")
-    if offsets and offsets[last] - offsets[first] > CLOCK_SECONDS:
-        return f"the header stamps of {first} and {last} are {offsets[last] - offsets[first]:g} s apart"
+    clocks = sorted(offsets, key=offsets.__getitem__)
+    apart = offsets[clocks[-1]] - offsets[clocks[0]] if clocks else 0.0
+    if apart > CLOCK_SECONDS:
+        return f"the header stamps of {clocks[0]} and {clocks[-1]} are {apart:g} s apart"
     return ""
 
 

@@ -127,6 +127,21 @@ def test_missing_videos_are_named_and_the_others_are_asked_about(mlvu: Path) -> 
         read_benchmark("mlvu", mlvu, 1.0)
 
 
+@pytest.mark.parametrize("found", ["105.mp4", "a/105.mp4"])
+def test_a_video_of_the_same_name_is_not_taken_for_another(found: str, tmp_path: Path) -> None:
+    entry = {"id": 0, "task": "OCR", "question": "Who?", "options": ["a man", "a woman"], "gt": 0, "realtime": 1}
+    write(tmp_path / "ovo_bench_new.json", [{**entry, "video": f"{folder}/105.mp4"} for folder in "ab"])
+    write_video(tmp_path / found)
+    if found == "105.mp4":
+        with pytest.raises(SettingsError, match="2 of 2 videos are not there"):
+            read_benchmark("ovo-bench", tmp_path, 1.0)
+        return
+    reading = read_benchmark("ovo-bench", tmp_path, 1.0)
+    assert [episode.name for episode in reading.episodes] == ["a/105.mp4"]
+    assert any(f"1 of 2 videos are not there: b/105.mp4; the folders searched: {tmp_path}" in note
+               for note in reading.notes)  # fmt: skip
+
+
 # -- Video-MME --------------------------------------------------------------------------------------------------------
 
 VIDEO_MME = {

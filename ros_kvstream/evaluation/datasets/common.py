@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ class Reading:
     """Folders below which its videos are looked for."""
     suffixes: tuple[str, ...] = ("",)
     """Possible suffixes of the videos that the names in the benchmark lack."""
+    other_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other paths that a video can have in the published folders."""
     questions: dict[str, list[EvaluationQuestion]] = field(default_factory=dict)
     """By the path of the video as the benchmark has it."""
     unanswered: int = 0
@@ -73,13 +76,19 @@ class Reading:
             yield f"{path.name}, {kind} {index}", entry
 
     def find_videos(self, rate_hz: float, limit: int) -> None:
-        """Make an episode of every video that is found, by its path below any of the folders or by its name alone."""
+        """Make an episode of every video that is found below any of the folders.
+
+        It is looked for by its path and, where no other video of the benchmark has the same name, by its name alone.
+        """
         videos = list(self.questions)[: limit or None]
+        same_name = Counter(Path(video).name for video in self.questions)
         missing = []
         for video in videos:
-            names = [video + suffix for suffix in self.suffixes]
-            paths = (folder / name for folder in self.video_folders for stem in names
-                     for name in (stem, Path(stem).name))  # fmt: skip
+            names = [video, *self.other_names.get(video, ())]
+            if same_name[Path(video).name] == 1:
+                names.append(Path(video).name)
+            paths = (folder / (name + suffix) for name in names for folder in self.video_folders
+                     for suffix in self.suffixes)  # fmt: skip
             path = next((path for path in paths if path.is_file()), None)
             if path is None:
                 missing.append(video)
@@ -88,7 +97,10 @@ class Reading:
             self.episodes.append(Episode(VideoSource(path, name, rate_hz), tuple(self.questions[video])))
         if missing:
             named = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
-            self.notes.append(f"{len(missing)} of {len(videos)} videos are not there: {named}")
+            searched = ", ".join(str(folder) for folder in self.video_folders if folder.is_dir())
+            self.notes.append(
+                f"{len(missing)} of {len(videos)} videos are not there: {named}; the folders searched: {searched}"
+            )
 
 
 @dataclass(frozen=True)
