@@ -211,6 +211,7 @@ RULES: dict[str, Callable[[str, str, Sequence[str]], bool]] = {
     "before_bracket": _before_bracket,
     "first_capital": _first_capital,
     "contains": lambda answer, letter, choices: letter in answer,  # OVO-Bench
+    "first_character": lambda answer, letter, choices: answer[:1] == letter,  # StreamingBench
 }
 """Rules that compare an answer with the right letter: (answer, letter, choices) -> whether it is right."""
 

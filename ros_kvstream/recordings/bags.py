@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ros_kvstream.errors import FrameError, KvStreamError
+from ros_kvstream.errors import FrameError, RecordingError
 from ros_kvstream.recordings.bag_salvage import (
     SUFFIXES,
     Note,
@@ -48,7 +48,7 @@ clocks."""
 _COMMON_ENDS = ("/compressed", "/image_raw", "/image_color", "/image_rect", "/image_rect_color", "/image")
 
 
-class BagError(KvStreamError):
+class BagError(RecordingError):
     """A bag cannot be read, or lacks the requested image topic."""
 
 
