@@ -18,6 +18,7 @@ Note = Callable[[str], None]
 """Is called with a sentence about what cannot be read."""
 SUFFIXES = (".mcap", ".db3")
 """Suffixes of the storage files that are read."""
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _FURTHEST_SKIP = 1 << 20
 """Most rows of a damaged database that are skipped at once in search of a readable one."""
 
@@ -30,6 +31,8 @@ class RawMessage(NamedTuple):
     received: int
     """Nanoseconds at which the recorder received it."""
     data: bytes
+    encoding: str = "cdr"
+    """Serialization format."""
 
 
 def storage_files(path: Path) -> list[Path]:
@@ -77,12 +80,11 @@ def salvage_in_order(path: Path, topics: Collection[str], note: Note) -> Iterato
     with tempfile.TemporaryFile(prefix="kvstream_") as copy:
         index = []
         for number, message in enumerate(chosen):
-            index.append((message.received, number, copy.tell(), message._replace(data=b"")))
+            index.append((message.received, number, copy.tell(), len(message.data), message.topic, message.type))
             copy.write(message.data)
-        ends = [start for _, _, start, _ in index[1:]] + [copy.tell()]
-        for _, number, start, message in sorted(index):
+        for received, _, start, size, topic, kind in sorted(index):
             copy.seek(start)
-            yield message._replace(data=copy.read(ends[number] - start))
+            yield RawMessage(topic, kind, received, copy.read(size))
 
 
 def _salvage(file: Path, note: Note) -> Iterator[RawMessage]:
@@ -105,7 +107,8 @@ def _salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:
                 channels[record.id] = record
             elif isinstance(record, Message) and record.channel_id in channels:
                 channel = channels[record.channel_id]
-                yield RawMessage(channel.topic, schemas.get(channel.schema_id, ""), record.log_time, record.data)
+                yield RawMessage(channel.topic, schemas.get(channel.schema_id, ""), record.log_time,
+                                 unpacked(record.data), channel.message_encoding)  # fmt: skip
 
     with file.open("rb") as stream:
         size, at = file.stat().st_size, 0
@@ -169,13 +172,25 @@ def _rows(name: str, database: sqlite3.Connection, note: Note) -> Iterator[RawMe
             for identifier, topic, received, data in found:
                 last, skip = identifier, 1
                 if topic in topics:
-                    yield RawMessage(topics[topic][0], topics[topic][1], received, data)
+                    yield RawMessage(topics[topic][0], topics[topic][1], received, unpacked(data))
             return
         except sqlite3.DatabaseError as error:
             if not damaged:
                 note(f"{name} is damaged after row {last} ({error}): unreadable rows are left out")
             damaged = True
             last, skip = last + skip, 2 * skip
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return a message that rosbag2 compressed by itself (compression_mode: MESSAGE) as it was."""
+    if not data.startswith(ZSTD_MAGIC):
+        return data
+    import zstandard
+
+    try:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    except zstandard.ZstdError:
+        return data
 
 
 def error_text(error: Exception) -> str:

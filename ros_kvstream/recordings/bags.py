@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ from ros_kvstream.recordings.bag_salvage import (
     salvage,
     salvage_in_order,
     storage_files,
+    unpacked,
 )
 from ros_kvstream.recordings.frame_sources import StreamFrame
 from ros_kvstream.settings import require, require_finite
@@ -36,6 +39,9 @@ ONE_CAMERA = "camera"
 """Camera name of a bag with one image topic; the same as the node's default."""
 HEADER_BYTES = 12
 """Minimum size of a serialized message with a stamp."""
+VIDEO_FORMATS = re.compile(r"CompressedVideo|ffmpeg|theora|h\.?26[45]|hevc|avc|vp[89]|av1", re.I)
+"""Names of types and formats that hold packets of a video."""
+DECODE = "packets of a video: record them as JPEG (MJPEG), or decode them to sensor_msgs/msg/Image"
 KEPT_TOKENS = "/kept_tokens"
 """End of the topic on which the node publishes pictures of what it keeps."""
 BACKWARD_SECONDS = 1.0
@@ -78,38 +84,83 @@ class ImageTopic:
         return f"{self.name} ({self.transport}, {self.frames} frames)"
 
 
+class _Contents(NamedTuple):
+    """Topics of a bag."""
+
+    counts: Counter[tuple[str, str, str]]
+    """Number of messages by (topic, type, serialization format)."""
+    nanoseconds: int
+    """From the first message to the last."""
+    damages: list[str]
+    """What cannot be read."""
+
+
 def image_topics(path: Path, note: Note = ignore) -> dict[str, ImageTopic]:
-    """Return the image topics of a bag by name. A damaged bag is read to its end for this."""
+    """Return the image topics of a bag by name. A bag without an index is read to its end for this."""
+    contents = _contents(path, note)
+    return {
+        topic: ImageTopic(topic, kind, count, contents.nanoseconds / 1e9)
+        for (topic, kind, encoding), count in contents.counts.items() if kind in IMAGE_TYPES and encoding == "cdr"
+    }  # fmt: skip
+
+
+def _contents(path: Path, note: Note) -> _Contents:
+    """Topics of a bag; raises BagError where the path holds none."""
     if not path.exists():
         raise BagError(f"bag = {str(path)!r}: no such file or folder")
-    if path.is_dir() and not any(path.glob("*.yaml")) and not storage_files(path):
-        raise BagError(f"bag = {str(path)!r}: the folder holds no ROS 2 bag (metadata.yaml, .mcap or .db3 files)")
-    if path.is_file() and path.suffix not in SUFFIXES:
+    packed = [path] if path.suffix == ".zstd" else sorted(path.glob("*.zstd"))
+    if path.is_file() and path.suffix not in SUFFIXES and not packed:
         raise BagError(f"bag = {str(path)!r}: must be a folder or a file ending with {' or '.join(SUFFIXES)}")
-    counts: dict[tuple[str, str], int] = {}
+    counts = Counter[tuple[str, str, str]]()
     try:
         with _reader(path) as reader:
             for connection in reader.connections:
-                key = (connection.topic, connection.msgtype)
-                counts[key] = counts.get(key, 0) + connection.msgcount
-            nanoseconds = reader.duration if reader.message_count else 0
+                counts[connection.topic, connection.msgtype, connection.ext.serialization_format] += connection.msgcount
+            return _Contents(counts, reader.duration if reader.message_count else 0, [])
     except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
-        note(_unindexed(path, error))
-        counts, times = {}, set[int]()
-        for message in salvage(path, ignore):  # the notes come when the frames are read
-            key = (message.topic, message.type)
-            counts[key] = counts.get(key, 0) + 1
-            times = {min(times | {message.received}), max(times | {message.received})}
-        nanoseconds = max(times, default=0) - min(times, default=0)
-    return {
-        topic: ImageTopic(topic, kind, count, nanoseconds / 1e9)
-        for (topic, kind), count in counts.items() if kind in IMAGE_TYPES
-    }  # fmt: skip
+        unindexed = _unindexed(path, error)
+    if packed and (path in packed or not storage_files(path)):
+        raise BagError(f"bag = {str(path)!r}: is compressed with zstd and cannot be read so; unpack it: "
+                       f"zstd -d {packed[0].name}")  # fmt: skip
+    if not storage_files(path):
+        held = "a metadata.yaml alone" if (path / "metadata.yaml").exists() else "no ROS 2 bag"
+        raise BagError(f"bag = {str(path)!r}: the folder holds {held}; its .mcap or .db3 files are needed")
+    note(unindexed)
+    damages: list[str] = []
+    counts.clear()
+    first, last = math.inf, -math.inf
+    for message in salvage(path, damages.append):  # the reader of the frames notes the damages
+        counts[message.topic, message.type, message.encoding] += 1
+        first, last = min(first, message.received), max(last, message.received)
+    return _Contents(counts, int(last - first) if counts else 0, damages)
+
+
+def no_image_topic(path: Path) -> BagError:
+    """Error about a bag without an image topic: lists its topics, and what makes those with pictures readable."""
+    contents = _contents(path, ignore)
+    listed = [f"{topic} ({kind}, {encoding}, {count} messages){_conversion(kind, encoding)}"
+              for (topic, kind, encoding), count in contents.counts.items()]  # fmt: skip
+    damages = f" {'; '.join(contents.damages)}." if contents.damages else ""
+    return BagError(f"bag = {str(path)!r} has no image topic (sensor_msgs/msg/Image or CompressedImage, cdr);{damages} "
+                    f"its topics: {'; '.join(listed) or 'none'}")  # fmt: skip
+
+
+def _conversion(kind: str, encoding: str) -> str:
+    """What makes the pictures of a topic readable; empty where it seems to hold none."""
+    if not re.search(r"image|video|ffmpeg|theora|jpeg|h\.?26[45]", kind, re.I) or kind.endswith("CameraInfo"):
+        return ""
+    if encoding in ("ros1", "ros1msg") or kind in ("sensor_msgs/Image", "sensor_msgs/CompressedImage"):
+        return ": ROS 1; convert the recording with rosbags-convert"
+    if VIDEO_FORMATS.search(kind):
+        return f": {DECODE}"
+    return ": convert its pictures to sensor_msgs/msg/CompressedImage"
 
 
 def find_image_topic(path: Path, name: str = "", note: Note = ignore) -> ImageTopic:
     """Return the image topic of that name, or the only one; raises BagError that lists the topics."""
     topics = image_topics(path, note)
+    if not topics:
+        raise no_image_topic(path)
     chosen = [topic for topic in topics.values()
               if (topic.name == name if name else not topic.name.endswith(KEPT_TOKENS))]  # fmt: skip
     if len(chosen) != 1:
@@ -136,7 +187,7 @@ def read_messages(path: Path, topics: Collection[str], note: Note = ignore) -> I
                 if received != newest:
                     newest, at_newest = received, set()
                 at_newest.add(connection.topic)
-                yield RawMessage(connection.topic, connection.msgtype, received, bytes(data))
+                yield RawMessage(connection.topic, connection.msgtype, received, unpacked(bytes(data)))
         return
     except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
         unindexed = _unindexed(path, error)
@@ -246,6 +297,8 @@ class BagSource:
         :raises BagError: lists the image topics.
         """
         topics = image_topics(self.path, note)
+        if not topics:
+            raise no_image_topic(self.path)
         if missing := [topic for _, topic in self.cameras if topic not in topics]:
             text = f"bag = {str(self.path)!r} has no image topic {', '.join(missing)}"
             raise BagError(f"{text}; its image topics: {_listed(topics)}")
@@ -255,7 +308,7 @@ class BagSource:
         if own:
             note(f"{', '.join(own)}: left out because it holds pictures that the node made")
         if len(own) == len(topics):
-            raise BagError(f"bag = {str(self.path)!r} has no image topic")
+            raise no_image_topic(self.path)
         doubles = [name for name in topics if name.endswith("/compressed") and name[: -len("/compressed")] in topics]
         if doubles:
             note(f"{', '.join(doubles)}: left out because the bag holds the raw images too")
@@ -322,7 +375,8 @@ class BagSource:
             except FrameError as error:
                 broken.setdefault(message.topic, []).append(str(error))
         for topic, errors in broken.items():
-            note(f"{topic}: {len(errors)} images cannot be decoded; the first error: {errors[0]}")
+            remedy = f" ({DECODE})" if VIDEO_FORMATS.search(errors[0]) else ""
+            note(f"{topic}: {len(errors)} images cannot be decoded; the first error: {errors[0]}{remedy}")
 
 
 def _camera_name(topic: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from ros_kvstream.patrol.bags import write_bag
@@ -358,6 +358,103 @@ def test_what_holds_no_pictures_is_refused_by_name(kind: str, tmp_path: Path) ->
     for use in (lambda: read(BagSource(path)), lambda: find_image_topic(path)):
         with pytest.raises(BagError, match=str(path)):
             use()
+
+
+def write_channel(path: Path, kind: str, encoding: str = "cdr", profile: str = "ros2") -> Path:
+    """An mcap file with three messages of a type and serialization format on /x."""
+    import mcap.writer
+
+    with path.open("wb") as stream:
+        writer = mcap.writer.Writer(stream)
+        writer.start(profile=profile)
+        channel = writer.register_channel("/x", encoding, writer.register_schema(kind, "ros2msg", b""))
+        for second in range(3):
+            data = picture_message(WORLD.picture(second), 10.0 + second, IMAGE)
+            writer.add_message(channel, (10 + second) * 10**9, data, (10 + second) * 10**9)
+        writer.finish()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoding", "said"),
+    [("sensor_msgs/Image", "ros1", "ROS 1.*rosbags-convert"),
+     ("foxglove.CompressedImage", "protobuf", "convert its pictures to sensor_msgs/msg/CompressedImage"),
+     ("foxglove_msgs/msg/CompressedVideo", "cdr", r"record them as JPEG \(MJPEG\)"),
+     ("ffmpeg_image_transport_msgs/msg/FFMPEGPacket", "cdr", "decode them"), ("std_msgs/msg/String", "cdr", r"\)$")],
+)  # fmt: skip
+def test_a_recording_without_an_image_topic_is_refused_with_its_topics_by_every_reader(
+    kind: str, encoding: str, said: str, tmp_path: Path
+) -> None:
+    path = write_channel(tmp_path / "a.mcap", kind, encoding)
+    errors = set()
+    for use in (lambda: find_image_topic(path), lambda: read(BagSource(path)), lambda: BagSource(path).topics()):
+        with pytest.raises(BagError, match=said) as caught:
+            use()
+        errors.add(str(caught.value))
+    (error,) = errors
+    assert f"/x ({kind}, {encoding}, 3 messages)" in error
+
+
+def test_video_packets_in_a_compressed_image_are_named(tmp_path: Path) -> None:
+    kind = "sensor_msgs/msg/CompressedImage"
+    header = TYPES.types["std_msgs/msg/Header"](
+        stamp=TYPES.types["builtin_interfaces/msg/Time"](sec=1, nanosec=0), frame_id=""
+    )
+    packet = TYPES.types[kind](header=header, format="h264", data=np.frombuffer(b"\0\0\0\1gB" * 20, np.uint8))
+    folder = write_messages(tmp_path / "bag", [("/x", kind, 10**9, bytes(TYPES.serialize_cdr(packet, kind)))])
+    frames, notes = read(BagSource(folder))
+    assert frames == [] and len(notes) == 1 and "h264" in notes[0] and "record them as JPEG" in notes[0]
+
+
+@pytest.mark.parametrize("form", ["text", "metadata", "zstd folder", "zstd file"])
+def test_a_damaged_or_packed_recording_is_refused_with_the_reason(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "bag.mcap"
+    if form == "text":
+        path.write_text("not a recording")
+    else:
+        path = tmp_path / "bag"
+        write_bag(WORLD, path)
+        file = storage(path)
+        if "zstd" in form:
+            (path / f"{file.name}.zstd").write_bytes(b"\x28\xb5\x2f\xfd")
+            (path / "metadata.yaml").unlink()
+        file.unlink()
+        path = next(path.iterdir()) if form == "zstd file" else path
+    said = {"text": "bag.mcap breaks off at byte 0", "metadata": "a metadata.yaml alone"}.get(form, "zstd -d .*zstd")
+    for use in (lambda: read(BagSource(path)), lambda: find_image_topic(path)):
+        with pytest.raises(BagError, match=said):
+            use()
+
+
+@pytest.mark.parametrize("form", ["storage id", "unpacked", "profile", "compressed", "compressed file"])
+def test_a_good_recording_with_an_odd_description_is_read_and_not_called_damaged(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "bag"
+    writer = Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP)
+    if "compressed" in form:
+        writer.set_compression(CompressionMode.MESSAGE, CompressionFormat.ZSTD)
+    with writer:
+        connection = writer.add_connection("/image", IMAGE, typestore=TYPES)
+        for index in range(3):
+            writer.write(connection, (10 + index) * 10**9, picture_message(WORLD.picture(index), 10.0 + index, IMAGE))
+    path, metadata = folder, folder / "metadata.yaml"
+    text, name = metadata.read_text(), storage(folder).name
+    if form == "storage id":
+        metadata.write_text(text.replace("storage_identifier: mcap", "storage_identifier: ''"))
+    elif form == "unpacked":
+        metadata.write_text(text.replace(name, name + ".zstd").replace("mode: ''", "mode: FILE"))
+    elif form == "profile":
+        path = write_channel(tmp_path / "a.mcap", IMAGE, profile="")
+    elif form == "compressed file":
+        path = storage(folder)
+    else:
+        metadata.unlink()
+    notes: list[str] = []
+    assert find_image_topic(path, note=notes.append).frames == 3
+    frames, more = read(BagSource(path))
+    assert [frame.stamp for frame in frames] == [10.0, 11.0, 12.0]
+    assert all(np.array_equal(frame.picture, WORLD.picture(index)) for index, frame in enumerate(frames))
+    assert notes == more
+    assert not any("damage" in note for note in (*notes, *more))
 
 
 def test_a_real_recording_is_read_whole_on_its_stamps() -> None:
