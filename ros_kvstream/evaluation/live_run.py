@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -43,7 +42,6 @@ DISCOVERY = 0.3
 RUN_MEMORY = ("budget_bytes", "allocated_bytes", "used_bytes", "peak_bytes", "slots", "slots_used", "frames_seen",
               "frames_kept", "frames_gated", "frames_remembered", "archive_bytes")  # fmt: skip
 """Memory figures that the record of a run has."""
-_RANGE = "ROS_AUTOMATIC_DISCOVERY_RANGE"
 
 
 def run_live_job(job: Job, logs: Path, *, rate: float = 1.0, queue_frames: int = 2) -> RunResult:
@@ -106,15 +104,10 @@ def node_parameters(job: Job, source: BagSource, queue_frames: int) -> dict[str,
 def _player(source: BagSource, domain: int, node: Process, rate: float) -> Iterator[Player]:
     """Yield a player of all cameras, as soon as the node subscribes to them."""
     import rclpy
-    from rclpy.signals import SignalHandlerOptions
 
-    context = rclpy.Context()
-    before = os.environ.get(_RANGE)
-    os.environ[_RANGE] = "LOCALHOST"  # read once, when the context is made
-    try:
-        rclpy.init(context=context, domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
-    finally:
-        os.environ.pop(_RANGE) if before is None else os.environ.update({_RANGE: before})
+    from ros_kvstream.evaluation.node_client import local_context
+
+    context = local_context(domain)
     try:
         ros_node = rclpy.create_node("kvstream_evaluate", context=context)
         player = Player(ros_node, source.topics(), rate=rate)

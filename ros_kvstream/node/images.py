@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sensor_msgs/Image -> RGB uint8 [height, width, 3]: one table of encodings, at most one copy of the pixels."""
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ Rgb = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class DepthRendering:
-    """What becomes of depth images (16UC1 in millimetres, 32FC1 in metres; REP 118)."""
+    """Handling of depth images (16UC1 in millimetres, 32FC1 in metres; REP 118)."""
 
     mode: str = "refuse"
-    """"refuse": a depth image is no picture and is dropped; "grey": near is bright, no measurement is black."""
+    """"refuse" drops depth images; "grey" renders them: near is bright, no measurement is black."""
     near: float = 0.3
     """Metres at and below which a pixel is white."""
     far: float = 10.0
-    """Metres at and beyond which a pixel is as dark as a measurement can be (1 of 255)."""
+    """Metres at and beyond which a pixel has the darkest value of a measurement (1 of 255)."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("refuse", "grey"):
@@ -41,7 +42,7 @@ class DepthRendering:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one encoding lies in memory and how it becomes RGB."""
+    """Memory layout of one encoding and its conversion to RGB."""
 
     dtype: type[np.generic]
     channels: int
@@ -71,7 +72,7 @@ def _colour_layouts() -> dict[str, Layout]:
             f"rgba{bits}": Layout(dtype, 4, _colour(cv2.COLOR_RGBA2RGB)),
             f"bgra{bits}": Layout(dtype, 4, _colour(cv2.COLOR_BGRA2RGB)),
             f"mono{bits}": Layout(dtype, 1, _colour(cv2.COLOR_GRAY2RGB)),
-            # OpenCV names a pattern by its second row's second and third pixel, ROS by the first row.
+            # OpenCV names a Bayer pattern by the second and third pixel of its second row, ROS by its first row.
             f"bayer_rggb{bits}": Layout(dtype, 1, _colour(cv2.COLOR_BayerBG2RGB)),
             f"bayer_bggr{bits}": Layout(dtype, 1, _colour(cv2.COLOR_BayerRG2RGB)),
             f"bayer_gbrg{bits}": Layout(dtype, 1, _colour(cv2.COLOR_BayerGR2RGB)),
@@ -91,18 +92,18 @@ def _video_layouts() -> dict[str, Layout]:
 LAYOUTS: dict[str, Layout] = {
     **_colour_layouts(),
     **_video_layouts(),
-    # Plain OpenCV types name no colours: one channel is grey, three and four are in OpenCV's own order, BGR(A).
+    # Plain OpenCV types do not name colours: one channel is grey, three and four are BGR and BGRA as in OpenCV.
     "8UC1": Layout(np.uint8, 1, _colour(cv2.COLOR_GRAY2RGB)),
     "8UC3": Layout(np.uint8, 3, _colour(cv2.COLOR_BGR2RGB)),
     "8UC4": Layout(np.uint8, 4, _colour(cv2.COLOR_BGRA2RGB)),
 }
-"""Every picture encoding that is understood, by its sensor_msgs name."""
+"""Supported colour and grey encodings, by their sensor_msgs names."""
 
 DEPTH_LAYOUTS: dict[str, Layout] = {
     "16UC1": Layout(np.uint16, 1, _as_is),
     "32FC1": Layout(np.float32, 1, _as_is),
 }
-"""Depth encodings: refused or rendered, as ``DepthRendering`` says."""
+"""Supported depth encodings, rejected or rendered according to ``DepthRendering``."""
 
 _ALIASES = {name.lower(): name for name in (*LAYOUTS, *DEPTH_LAYOUTS)} | {"8uc": "8UC1"}
 
@@ -110,12 +111,11 @@ _ALIASES = {name.lower(): name for name in (*LAYOUTS, *DEPTH_LAYOUTS)} | {"8uc":
 def image_to_rgb(message: Image, depth: DepthRendering | None = None) -> Rgb:
     """Convert a raw image message to RGB.
 
-    rgb8 without row padding is a view of the message's data (no copy); everything else is one new array for 8-bit
-    encodings.
+    For rgb8 without row padding the result is a view of the message's data; other 8-bit encodings are copied once.
 
-    :param message: honours encoding, step and is_bigendian; :param depth: what to do with depth images.
+    :param message: image with any encoding, step and byte order; :param depth: handling of depth images.
     :returns: uint8 [height, width, 3].
-    :raises FrameError: an unknown encoding, a depth image that is refused, or sizes that do not fit the data.
+    :raises FrameError: an unsupported encoding, a depth image that is not rendered, or an inconsistent size.
     """
     depth = depth or DepthRendering()
     name = _ALIASES.get(message.encoding.strip().lower())
@@ -130,22 +130,22 @@ def image_to_rgb(message: Image, depth: DepthRendering | None = None) -> Rgb:
 
 
 def _pixels(message: Image, name: str, layout: Layout) -> Pixels:
-    """View the message's bytes as [rows, width, channels] in this machine's byte order; refuse what does not fit."""
+    """View the data as [rows, width, channels] in native byte order; raise FrameError when the sizes do not fit."""
     height, width, step = int(message.height), int(message.width), int(message.step)
     item = np.dtype(layout.dtype)
     row_bytes = width * layout.channels * item.itemsize
     rows = int(height * layout.rows)
     if height == 0 or width == 0:
-        raise FrameError(f"image of {width} x {height} pixels has no content.")
+        raise FrameError(f"image of {width} x {height} pixels is empty.")
     if (layout.even_width and width % 2) or (layout.even_height and height % 2):
         raise FrameError(f"image of {width} x {height} pixels cannot be {name}: "
-                         "its colours are stored for pairs of pixels.")
+                         "the size must be even.")
     if step < row_bytes or step % item.itemsize:
         raise FrameError(f"image step is {step} bytes; {width} pixels of {name} need {row_bytes}"
                          + (f" and a multiple of {item.itemsize}." if step >= row_bytes else "."))
-    needed = step * (rows - 1) + row_bytes  # some drivers leave out the padding of the last row
+    needed = step * (rows - 1) + row_bytes  # some drivers omit the padding of the last row
     if len(message.data) < needed:
-        raise FrameError(f"image data is cut short: {len(message.data)} of {needed} bytes for "
+        raise FrameError(f"image data is truncated: {len(message.data)} of {needed} bytes for "
                          f"{width} x {height} {name}.")
     shape: tuple[int, ...] = (rows, width) if layout.channels == 1 else (rows, width, layout.channels)
     strides = (step, layout.channels * item.itemsize, item.itemsize)[: len(shape)]
@@ -163,9 +163,9 @@ def to_eight_bits(pixels: Pixels) -> Rgb:
 
 
 def refuse_depth(encoding: str, depth: DepthRendering) -> None:
-    """Raise FrameError unless depth images are to be rendered."""
+    """Raise FrameError unless depth images are rendered."""
     if depth.mode == "refuse":
-        raise FrameError(f"{encoding} is a depth image, not a picture; set ingest.depth to 'grey' to render it.")
+        raise FrameError(f"{encoding} is a depth image; set ingest.depth to 'grey' to render it.")
 
 
 def render_depth(pixels: Pixels, depth: DepthRendering) -> Rgb:

@@ -16,6 +16,7 @@ from rclpy.parameter import Parameter
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.images import DepthRendering
 from ros_kvstream.node.parameter_specs import ParameterSpec, Value, camera_specs, parameter_specs, to_stream_settings
+from ros_kvstream.node.rclpy_compat import names_given_at_start
 from ros_kvstream.node.settings import MAX_CAMERAS, CameraSettings
 from ros_kvstream.settings import Change, StreamSettings
 
@@ -98,8 +99,7 @@ class NodeParameters:
 
     def _refuse_misspelt(self) -> None:
         """Refuse a name given at start that does not exist but resembles one that does."""
-        given = getattr(self._node, "_parameter_overrides", {})
-        for name in given:
+        for name in names_given_at_start(self._node):
             if self._node.has_parameter(name) or name.startswith(_ROS_OWN):
                 continue
             similar = difflib.get_close_matches(name, self._specs, n=1, cutoff=0.75)

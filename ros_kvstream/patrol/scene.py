@@ -1,8 +1,10 @@
-"""What the patrol world looks like: rooms as panoramas, objects as masks, at any whole multiple of 56 pixels."""
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of the patrol world: rooms as panoramas, objects as masks, at any integer multiple of 56 pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import cv2
@@ -13,7 +15,7 @@ NATIVE_SIZE = 56
 """Pixels a side of the picture that the tiny model sees."""
 QUADRANT = NATIVE_SIZE // 2
 PANORAMA_WIDTH = 4 * NATIVE_SIZE
-"""Native pixels of a room all around; the panorama closes on itself."""
+"""Width of a room's 360-degree panorama, native pixels; its left and right edges join."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (215, 25, 30),
@@ -31,13 +33,29 @@ ROOMS = ("hall", "kitchen", "office", "lab", "garage", "garden", "library", "wor
 NUMBERS = ("one", "two", "three")
 
 _DETAIL = 4
-"""Native pictures are drawn this much finer and averaged, as a camera or an image processor would."""
+"""Oversampling of native pictures, which are then averaged."""
 
 Array = NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Sighting:
+    """Objects of one kind, in view at one place of the picture from frame ``first`` to frame ``last`` inclusive."""
+
+    shape: str
+    colour: str
+    place: str
+    """Quadrant of the picture, one of PLACES."""
+    number: int
+    room: str
+    first: int
+    last: int
+    shift: tuple[int, int]
+    """Offset (x, y) from the centre of the quadrant, native pixels."""
+
+
 def _paint(base: tuple[int, int, int], weight: Array) -> Array:
-    """Muted base colour plus a weight in -1 .. 1 that brightens or darkens it by at most 40."""
+    """Muted base colour, brightened or darkened by up to 40 grey levels by a weight in -1 .. 1."""
     return np.asarray(base, np.float32) + 40.0 * weight[..., None]
 
 
@@ -82,7 +100,7 @@ _PAINTERS: dict[str, Callable[[Array, Array], Array]] = {
 
 @lru_cache(maxsize=64)
 def panorama(room: str, scale: int) -> NDArray[np.uint8]:
-    """The room all around: uint8 [56 * scale, 224 * scale, 3]; native pictures are averages of finer ones."""
+    """360-degree panorama of a room: uint8 [56 * scale, 224 * scale, 3]."""
     fine = scale if scale > 1 else _DETAIL
     y, x = np.mgrid[0 : NATIVE_SIZE * fine, 0 : PANORAMA_WIDTH * fine].astype(np.float32) / fine
     picture = np.clip(_PAINTERS[room](x, y), 0, 255).astype(np.uint8)
@@ -97,7 +115,7 @@ def _polygon(canvas: NDArray[np.uint8], points: NDArray[np.float64], value: int 
 
 
 def _draw(canvas: NDArray[np.uint8], shape: str, centre: tuple[float, float], size: float) -> None:
-    """Fill one shape of the given outer size (pixels of the canvas) around its centre."""
+    """Fill one shape of the given outer size around its centre; both in pixels of the canvas."""
     at, half = np.asarray(centre), size / 2
     if shape == "cone":
         _polygon(canvas, at + half * np.array([(0, -1), (1, 1), (-1, 1)]))
@@ -126,12 +144,12 @@ _LAYOUTS: tuple[tuple[float, tuple[tuple[float, float], ...]], ...] = (
     (12.5, ((7.5, 9.0), (20.5, 19.0))),
     (11.0, ((7.5, 8.0), (20.5, 8.0), (14.0, 20.5))),
 )
-"""Size of each and centres, native pixels in a quadrant, of one, two and three objects of a kind."""
+"""Size and centres of one, two and three objects, native pixels within a quadrant."""
 
 
 @lru_cache(maxsize=256)
 def object_mask(shape: str, number: int, scale: int) -> Array:
-    """How much of each pixel of a quadrant the objects cover: float32 [28 * scale, 28 * scale] in 0 .. 1."""
+    """Coverage of each pixel of a quadrant by the objects: float32 [28 * scale, 28 * scale] in 0 .. 1."""
     fine = 8 * scale
     canvas = np.zeros((QUADRANT * fine, QUADRANT * fine), np.uint8)
     size, centres = _LAYOUTS[number - 1]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``kvstream demo`` as a person starts it: real node, real player, questions over DDS, nothing left behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -7,7 +8,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ros_kvstream.models import attention
-from ros_kvstream.models.attention import arena_attention, flash_on_cpu, split_attention
+from ros_kvstream.models.attention import arena_attention, split_attention
+from ros_kvstream.models.torch_compat import flash_on_cpu
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
@@ -28,7 +30,7 @@ def test_folded_grouped_queries_equal_repeated_keys_under_an_explicit_mask(
     mask = torch.ones(tokens, keys, dtype=torch.bool).tril(keys - tokens).expand(heads, -1, -1).clone()
     if hidden:
         mask[..., :11] &= visible.repeat_interleave(groups, 0)[:, None]
-    wide = [plane.repeat_interleave(groups, 1) for plane in (key, value)]
+    wide = [states.repeat_interleave(groups, 1) for states in (key, value)]
     expected = scaled_dot_product_attention(query, *wide, attn_mask=mask[None], scale=0.3)
     assert torch.allclose(output.transpose(1, 2), expected, atol=1e-6)
 
@@ -44,11 +46,11 @@ def test_attention_split_into_memory_and_chunk_equals_that_under_a_mask(
         pytest.skip("this torch offers no attention with log-sum-exps on the CPU")
     generator = torch.Generator().manual_seed(memory + tokens)
     query = torch.randn(1, heads, tokens, 16, generator=generator).to(dtype)
-    planes = 3 * torch.randn(2, 1, kv_heads, memory + tokens + 9, 16, generator=generator).to(dtype)
-    key, value = planes[:, :, :, : memory + tokens]
+    both = 3 * torch.randn(2, 1, kv_heads, memory + tokens + 9, 16, generator=generator).to(dtype)
+    key, value = both[:, :, :, : memory + tokens]
     output = split_attention(kernel, query, key, value, 0.3)
     mask = torch.ones(tokens, memory + tokens, dtype=torch.bool).tril(memory)
-    wide = [plane.float().repeat_interleave(heads // kv_heads, 1) for plane in (key, value)]
+    wide = [states.float().repeat_interleave(heads // kv_heads, 1) for states in (key, value)]
     expected = scaled_dot_product_attention(query.float(), *wide, attn_mask=mask, scale=0.3)
     assert torch.allclose(output.float(), expected, atol=5e-6 if dtype == torch.float32 else 0.06)
 
@@ -62,7 +64,7 @@ def test_a_long_memory_gives_the_same_with_and_without_the_kernel(monkeypatch: p
     key, value = torch.randn(2, 1, 2, attention.SPLIT_KEYS + 3, 16, generator=generator)
     output, _ = arena_attention(SimpleNamespace(layer_idx=0), query, key, value, None, scaling=0.3)
     mask = torch.ones(5, key.shape[2], dtype=torch.bool).tril(key.shape[2] - 5)
-    wide = [plane.repeat_interleave(2, 1) for plane in (key, value)]
+    wide = [states.repeat_interleave(2, 1) for states in (key, value)]
     expected = scaled_dot_product_attention(query, *wide, attn_mask=mask, scale=0.3)
     assert torch.allclose(output.transpose(1, 2), expected, atol=2e-6)
 
@@ -72,6 +74,6 @@ def test_a_kernel_that_gives_something_else_is_not_used(monkeypatch: pytest.Monk
         return query, query[..., 0]
 
     monkeypatch.setattr(
-        attention.torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", other, raising=False
+        torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", other, raising=False
     )
-    assert attention.flash_on_cpu.__wrapped__() is None
+    assert flash_on_cpu.__wrapped__() is None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest
@@ -11,8 +12,8 @@ from ros_kvstream.models.layout import (
     SequencedGrids,
     TimedGrids,
     TokenSequence,
-    grid_places,
-    text_places,
+    patch_coordinates,
+    text_coordinates,
 )
 
 LAYOUTS = [TokenSequence(), TokenSequence(separators=True), SequencedGrids()]
@@ -20,8 +21,8 @@ LAYOUTS = [TokenSequence(), TokenSequence(separators=True), SequencedGrids()]
 
 def frame_places(rows: int, columns: int, before: int, after: int, separators: bool) -> torch.Tensor:
     """All tokens of a frame in the order of the sequence."""
-    first, last = text_places(before, after)
-    grid = grid_places(rows, columns).view(rows, columns, 2)
+    first, last = text_coordinates(before, after)
+    grid = patch_coordinates(rows, columns).view(rows, columns, 2)
     ends = torch.tensor([[[SEPARATOR, row]] for row in range(rows)], dtype=torch.int32)
     middle = torch.cat([grid, ends], dim=1) if separators else grid
     return torch.cat([first, middle.flatten(0, 1), last])
@@ -51,7 +52,7 @@ def test_sequenced_grids_count_text_and_take_the_longer_side(rows: int, columns:
 
 def test_timed_grids_stand_at_one_time_with_places_from_the_prompts_end() -> None:
     layout = TimedGrids(7)
-    assert layout.frame(40, grid_places(2, 3), 2, 3).tolist() == [[40, 7 + i // 3, 7 + i % 3] for i in range(6)]
+    assert layout.frame(40, patch_coordinates(2, 3), 2, 3).tolist() == [[40, 7 + i // 3, 7 + i % 3] for i in range(6)]
     assert layout.text(9, 2).tolist() == [[9, 9, 9], [10, 10, 10]]
     assert layout.after(8, 5) == 12
     assert layout.after(50, 5) == 51

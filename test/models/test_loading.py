@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From settings to a loaded model: types, offline folders, refusals before loading, code only when asked for."""
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.model_folder import save_random_model
-from support.model_folders import folder_without_weights
+from support.model_folders import folder_without_weights, save_random_model
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from ros_kvstream.errors import ModelError, SettingsError
-from ros_kvstream.models import checkpoint, quantization
+from ros_kvstream.models import quantization
 from ros_kvstream.models.loading import TINY_FOLDER, describe_model, load_model
+from ros_kvstream.models.transformers_compat import get_attention
 from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -41,8 +43,8 @@ def test_the_vision_towers_attention_is_the_chosen_one_and_the_language_models_t
     saved: Path, attention: str
 ) -> None:
     network = load_model(settings_of(saved, attention=attention)).network  # type: ignore[attr-defined]
-    assert network.model.visual.config._attn_implementation == {"auto": "sdpa"}.get(attention, attention)
-    assert network.model.language_model.config._attn_implementation == "kvstream"
+    assert get_attention(network.model.visual.config) == {"auto": "sdpa"}.get(attention, attention)
+    assert get_attention(network.model.language_model.config) == "kvstream"
 
 
 def test_a_folder_is_loaded_without_any_connection(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        checkpoint.Checkpoint, "_loaded", lambda *_: pytest.fail("weights were read before the memory was checked")
+        Qwen2_5_VLForConditionalGeneration, "from_pretrained", lambda *_, **__: pytest.fail("weights were read")
     )
     with pytest.raises(ModelError, match=r"GiB that are free on cpu.*check_memory = false"):
         load_model(settings_of(saved), beside=1 << 50)
@@ -134,7 +136,7 @@ def test_what_is_no_model_here_is_named(tmp_path: Path, path: str, said: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(quantization.QUANTIZATIONS))
-def test_a_quantisation_whose_package_is_missing_gives_the_pip_line(
+def test_a_quantization_whose_package_is_missing_gives_the_pip_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -143,7 +145,7 @@ def test_a_quantisation_whose_package_is_missing_gives_the_pip_line(
         load_model(ModelSettings(quantization=name, device="cpu"))
 
 
-def test_a_checkpoint_that_is_quantised_already_is_not_quantised_again(
+def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ros_kvstream.models.loading.require_packages", lambda name: None)
@@ -156,7 +158,7 @@ def test_a_checkpoint_that_is_quantised_already_is_not_quantised_again(
 
 
 @pytest.mark.parametrize("name", sorted(quantization.QUANTIZATIONS))
-def test_quantised_weights_answer_much_as_the_full_ones(name: str) -> None:
+def test_quantized_weights_answer_much_as_the_full_ones(name: str) -> None:
     try:
         quantization.require_packages(name)
     except ModelError as error:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights in the CPU kernels' own layout: the same results, whatever is replaced, and nothing where it cannot be."""
 
 from __future__ import annotations
@@ -11,22 +12,19 @@ from typing import Any
 import pytest
 import torch
 from support import family_checks as checks
-from support.tiny_families import llava_onevision, qwen2_vl, qwen3_vl
-from support.tiny_llava import llava_next, llava_next_video, smolvlm2
-from support.tiny_models import qwen2_5_vl
+from support.tiny_families import EVERY_FAMILY
 from torch import nn
 
 from ros_kvstream.models import packed_weights
 from ros_kvstream.models.packed_weights import PackedGatedMlp, PackedLinear, pack_weights, packing_works
 
-MAKERS = [qwen2_vl, qwen2_5_vl, qwen3_vl, llava_next, llava_next_video, llava_onevision, smolvlm2]
 needs_kernels = pytest.mark.skipif(
     not packing_works(torch.float32), reason="this torch has no such kernels on this processor"
 )
 
 
 @needs_kernels
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@EVERY_FAMILY
 def test_a_packed_family_answers_like_the_plain_one(make: Callable[..., Any]) -> None:
     plain, packed = make(seed=3), make(seed=3)
     linears = [module for module in packed.network.modules() if type(module) is nn.Linear]

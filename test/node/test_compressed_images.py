@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed images: by content, whatever the driver wrote into ``format``; damaged ones are refused."""
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def test_zeros_behind_a_jpeg_are_accepted() -> None:
 
 @pytest.mark.parametrize("form", ["h264", "ffmpeg", "zstd"])
 def test_what_is_no_picture_is_refused_with_its_format(form: str) -> None:
-    with pytest.raises(FrameError, match=f"'{form}'.*no JPEG, PNG or WebP"):
+    with pytest.raises(FrameError, match=f"'{form}'.*is not JPEG, PNG or WebP"):
         compressed_to_rgb(compressed(b"\0\0\0\1\x67" * 30, 1.0, form))
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every encoding against values worked out by hand: equal to the pixel."""
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def test_an_unknown_encoding_is_refused_by_name(encoding: str) -> None:
 def test_data_cut_short_by_one_byte_is_refused(encoding: str) -> None:
     image = message(TABLE[encoding][0], encoding)
     image.data.pop()
-    with pytest.raises(FrameError, match="cut short"):
+    with pytest.raises(FrameError, match="truncated"):
         image_to_rgb(image)
 
 
@@ -190,7 +191,7 @@ def test_padding_missing_behind_the_last_row_only_is_accepted() -> None:
 def test_an_image_without_pixels_is_refused(height: int, width: int) -> None:
     image = message(RGB, "rgb8")
     image.height, image.width = height, width
-    with pytest.raises(FrameError, match="no content"):
+    with pytest.raises(FrameError, match="is empty"):
         image_to_rgb(image)
 
 
@@ -210,7 +211,7 @@ def test_a_step_that_splits_a_pixel_is_refused() -> None:
 
 @pytest.mark.parametrize("encoding", ["yuv422", "yuv422_yuy2", "nv12", "nv21"])
 def test_an_odd_width_is_refused_where_colours_come_in_pairs(encoding: str) -> None:
-    with pytest.raises(FrameError, match="pairs of pixels"):
+    with pytest.raises(FrameError, match="must be even"):
         image_to_rgb(message(TABLE[encoding][0], encoding, columns=WIDTH - 1))
 
 

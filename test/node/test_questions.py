@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions: what is refused, how many wait, and how their time runs out."""
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ros_kvstream.models.base import FrameTokens
-from ros_kvstream.models.layout import SEPARATOR, grid_places, text_places
+from ros_kvstream.models.layout import SEPARATOR, patch_coordinates, text_coordinates
 from ros_kvstream.retrieval.token_indices import grid_coordinates, token_indices
 
 
@@ -20,9 +20,9 @@ def test_places_come_back_from_numbers(
     model = SimpleNamespace(
         frame_text_tokens=before + after + spare, frame_text=lambda seconds: ([0] * before, [0] * after)
     )
-    first, last = text_places(before, after)
+    first, last = text_coordinates(before, after)
     ends = torch.tensor([[SEPARATOR, row] for row in range(rows * separators)], dtype=torch.int32).view(-1, 2)
-    coordinates = torch.cat([first, grid_places(rows, columns), ends, last])
+    coordinates = torch.cat([first, patch_coordinates(rows, columns), ends, last])
     tokens = FrameTokens(torch.zeros(len(coordinates), 1), rows, columns, coordinates, before, after)
     numbers = token_indices(model, tokens)
     assert numbers is not None

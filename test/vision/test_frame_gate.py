@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frame gate passes what is new and nothing else."""
 
 from __future__ import annotations

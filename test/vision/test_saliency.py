@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saliency is absolute and lies exactly on the model's patch grid."""
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def test_a_size_that_the_grid_does_not_divide_is_refused() -> None:
 def test_the_overlay_darkens_what_would_be_left_out(tmp_path: Path) -> None:
     frame = with_thing(GREY, 9 * PATCH + 4, 9 * PATCH + 4, 40, 40, (255, 255, 255))
     cv2.imwrite(str(tmp_path / "in.png"), frame)
-    figures = write_overlay(tmp_path / "in.png", tmp_path / "out.png", PRUNE)
+    figures = write_overlay(tmp_path / "in.png", tmp_path / "out.png", PRUNE, (12, 16), GREY.shape[:2])
     out = cv2.imread(str(tmp_path / "out.png"))
     assert figures["rows"] == 12 and figures["columns"] == 16
     assert figures["kept_share"] == pytest.approx(4 / 192)
@@ -145,7 +146,7 @@ def test_the_overlay_darkens_what_would_be_left_out(tmp_path: Path) -> None:
 
 def test_the_overlay_names_what_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(FrameError, match="missing.png"):
-        write_overlay(tmp_path / "missing.png", tmp_path / "out.png")
+        write_overlay(tmp_path / "missing.png", tmp_path / "out.png", PRUNE, (12, 16), GREY.shape[:2])
     cv2.imwrite(str(tmp_path / "in.png"), scene())
     with pytest.raises(FrameError, match="no_folder"):
-        write_overlay(tmp_path / "in.png", tmp_path / "no_folder" / "out.png")
+        write_overlay(tmp_path / "in.png", tmp_path / "no_folder" / "out.png", PRUNE, (12, 16), GREY.shape[:2])

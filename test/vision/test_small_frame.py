@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A frame is reduced in few steps, and no step is made that a decision does not need."""
 
 from __future__ import annotations
