@@ -282,6 +282,13 @@ def test_an_unindexed_mcap_out_of_time_order_is_read_by_time_and_that_is_said(tm
     assert any("mixed.mcap is out of time order" in note for note in notes)
 
 
+def test_a_failure_of_the_index_is_said_also_where_nothing_is_lost(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = write_chunks(tmp_path / "a.mcap", index=False)
+    assert len(list(read_messages(path, {"/image"}, notes.append))) == 8
+    assert len(notes) == 1 and "a.mcap has no index that can be used" in notes[0]
+
+
 def test_pictures_that_the_node_made_itself_are_no_camera_unless_they_are_chosen(tmp_path: Path) -> None:
     stamps = [100.0, 100.1, 100.2]
     folder = write_stamps(tmp_path / "bag", ("/front", stamps), ("/kvstream/kept_tokens", stamps))
