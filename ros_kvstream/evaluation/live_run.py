@@ -15,12 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ros_kvstream.errors import BudgetError, SettingsError
+from ros_kvstream.errors import RecordingError, SettingsError
 from ros_kvstream.evaluation.cell_run import (
     ANSWER_MEMORY,
     MIB,
     QuestionQueue,
     RunResult,
+    refuse,
     start_result,
     trace_point,
 )
@@ -54,7 +55,12 @@ def run_live_job(job: Job, logs: Path, *, rate: float = 1.0, queue_frames: int =
     result.run["budget_bytes"] = int(job.cell.budget_mib * MIB)
     parameters = logs / "parameters.yaml"
     logs.mkdir(parents=True, exist_ok=True)
-    parameters.write_text(json.dumps({"/**": {"ros__parameters": node_parameters(job, source, queue_frames)}}))
+    try:
+        values = node_parameters(job, source, queue_frames)
+    except RecordingError as error:
+        refuse(result, error)
+        return result
+    parameters.write_text(json.dumps({"/**": {"ros__parameters": values}}))
     command = [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", "--params-file", str(parameters)]
 
     from ros_kvstream.evaluation.node_client import NodeClient
@@ -66,10 +72,13 @@ def run_live_job(job: Job, logs: Path, *, rate: float = 1.0, queue_frames: int =
         except ProcessError as error:
             if "too small" not in str(error):
                 raise
-            result.run |= {"status": "refused", "reason": str(BudgetError(str(error))), "seconds": 0.0}
+            refuse(result, error)
             return result
         player = client.make_player(node, source.topics(), rate=rate)
-        _Playback(job, source, client, node, player, result).play()
+        try:
+            _Playback(job, source, client, node, player, result).play()
+        except (RecordingError, OSError) as error:
+            refuse(result, error)
     result.run |= {"seconds": time.perf_counter() - began, "questions": len(result.lines)}
     return result
 
