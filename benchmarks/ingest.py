@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from benchmarks import figures_table, selection_timing
+from benchmarks import figures_table, selection
 from benchmarks.timing import copy_bandwidth, median_ms, milliseconds, peak_bytes
 from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
 from ros_kvstream.memory.budget import MIB, CacheShape, plan_budget, smallest_budget
@@ -335,7 +335,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         with console.status(f"Prefill and decode at {slots} slots"):
             language[slots] = time_language(network, shape, slots)
     with console.status("Compaction beside the published formulation"):
-        cut = selection_timing.measure(selection_timing.BenchmarkShape(layers=LAYERS), [dtype])[options.dtype]
+        cut = selection.measure(selection.BenchmarkShape(layers=LAYERS), [dtype])[options.dtype]
     with console.status("Time to first token against frames seen"):
         first_token, full_from = time_to_first_token([count for count in TTFT_FRAMES if count <= options.frames])
     steps = {"vision": vision} | {

@@ -40,6 +40,8 @@ HELD_OUT, TUNING = 20258, 20259
 """Seeds of the streams that figures are reported on, and of those that defaults are tuned on."""
 SHARES = (0.25, 0.125, 0.0625)
 """Frame slots as a share of the full cache."""
+Key = tuple[str, float]
+"""Name of a trial, and its share."""
 EVICTING = tuple(name for name in policy_names() if name != "full")
 
 
@@ -80,6 +82,20 @@ def run_trials(model: VideoLanguageModel, stream: Stream, trials: Sequence[Trial
     return answers
 
 
+def measure_trials(
+    model: VideoLanguageModel, trials: Mapping[Key, Trial], frames: int, count: int, questions: int, seed: int,
+    console: Console,
+) -> dict[Key, list[Line]]:  # fmt: skip
+    """Answers of every trial on ``count`` streams of ``frames`` frames; the first trial is reported on the way."""
+    lines: dict[Key, list[Line]] = {key: [] for key in trials}
+    for number, stream in enumerate(mixed_streams(model, frames, count, questions, seed), 1):
+        for part, answers in zip(lines.values(), run_trials(model, stream, list(trials.values())), strict=True):
+            part += answers
+        best = by_when(next(iter(lines.values())))
+        console.print(f"  stream {number} of {count}: full cache now {best['now']:.2f}, before {best['before']:.2f}")
+    return lines
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument("--model", default="tiny", help="'tiny' or a folder written by the training")
@@ -105,13 +121,9 @@ def compare(
 ) -> dict[str, Any]:
     """Accuracy of the full cache and of every policy at every share, on ``count`` held-out streams."""
     full = Trial("full", block_frames=8)
-    trials = [full, *(Trial(name, share=share) for name in policies for share in SHARES)]
-    lines: dict[tuple[str, float], list[Line]] = {(trial.policy, trial.share): [] for trial in trials}
-    for number, stream in enumerate(mixed_streams(model, frames, count, questions, HELD_OUT), 1):
-        for trial, answers in zip(trials, run_trials(model, stream, trials), strict=True):
-            lines[trial.policy, trial.share] += answers
-        best = by_when(lines["full", 1.0])
-        console.print(f"  stream {number} of {count}: full cache now {best['now']:.2f}, before {best['before']:.2f}")
+    trials = {(trial.policy, trial.share): trial for trial in
+              (full, *(Trial(name, share=share) for name in policies for share in SHARES))}  # fmt: skip
+    lines = measure_trials(model, trials, frames, count, questions, HELD_OUT, console)
     asked = lines["full", 1.0]
     return {
         "frames": frames,

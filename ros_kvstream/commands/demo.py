@@ -9,15 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import queue
 import shutil
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,7 @@ from ros_kvstream.evaluation.processes import (
     ros_environment,
 )
 from ros_kvstream.patrol.question_plan import PlannedQuestion, left_window, plan_questions, question_moments
-from ros_kvstream.recordings.bags import ImageTopic, find_image_topic, picture_size
+from ros_kvstream.recordings.bags import ONE_CAMERA, BagSource, ImageTopic, find_image_topic, picture_size
 from ros_kvstream.settings import MemorySettings, ModelSettings, RetrievalSettings, require, require_finite
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
     from ros_kvstream.evaluation.node_client import NodeClient
     from ros_kvstream.models.base import VideoLanguageModel
     from ros_kvstream.patrol.patrol import PatrolWorld
+    from ros_kvstream.recordings.bag_salvage import RawMessage
+    from ros_kvstream.recordings.replay import Player
     from ros_kvstream.srv import Query
 
 __all__ = ["add_arguments", "run", "show"]
@@ -126,7 +127,18 @@ class Recording:
     """Length of the played part; 0: all."""
     period: float
     """Seconds between two frames."""
+    note: Callable[[str], None]
+    """Is called with what cannot be read."""
     world: PatrolWorld | None = None
+
+    def messages(self) -> Iterator[tuple[float, RawMessage]]:
+        """Yield (stamp in seconds, serialized image) of the played part."""
+        first: int | None = None
+        for stamp, _, message in BagSource(self.path, ((ONE_CAMERA, self.topic.name),)).messages(self.note):
+            first = message.received if first is None else first
+            if self.seconds and message.received - first > self.seconds * 1e9:
+                return
+            yield stamp, message
 
     @property
     def answer_tokens(self) -> int:
@@ -197,11 +209,12 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def open_recording(settings: DemoSettings, console: Console) -> Recording:
     """Open the given recording, or generate the patrol."""
+    note = cache(lambda text: console.print(f"[yellow]{text}[/]"))
     if settings.bag is not None:
-        topic = find_image_topic(settings.bag, settings.topic, lambda note: console.print(f"[yellow]{note}[/]"))
+        topic = find_image_topic(settings.bag, settings.topic, note)
         share = min(1.0, settings.seconds / topic.seconds) if settings.seconds and topic.seconds else 1.0
         period = topic.seconds / max(1, topic.frames - 1)
-        return Recording(settings.bag, topic, max(1, int(share * topic.frames)), settings.seconds, period)
+        return Recording(settings.bag, topic, max(1, int(share * topic.frames)), settings.seconds, period, note)
 
     from ros_kvstream.patrol.bags import write_bag
     from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
@@ -214,7 +227,7 @@ def open_recording(settings: DemoSettings, console: Console) -> Recording:
     shutil.rmtree(path, ignore_errors=True)
     with console.status(f"Generating a patrol of {frames} pictures"):
         write_bag(world, path, topic="/camera/image_raw")
-    return Recording(path, find_image_topic(path), frames, 0.0, 1.0 / PATROL_RATE_HZ, world)
+    return Recording(path, find_image_topic(path), frames, 0.0, 1.0 / PATROL_RATE_HZ, note, world)
 
 
 def choose_budget(model: VideoLanguageModel, settings: DemoSettings, recording: Recording) -> Budget:
@@ -289,17 +302,10 @@ def node_command(settings: DemoSettings, recording: Recording, budget: Budget) -
     return command + [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
 
 
-def player_command(recording: Recording) -> list[str]:
-    """Command line of the process that plays the recording."""
-    command = [sys.executable, "-m", "ros_kvstream.recordings.replay", str(recording.path)]
-    command += ["--topic", recording.topic.name, "--clock"]
-    return command + (["--seconds", repr(recording.seconds)] if recording.seconds else [])
-
-
 def play_and_report(
     settings: DemoSettings, recording: Recording, budget: Budget, model: VideoLanguageModel, console: Console
 ) -> dict[str, Any]:
-    """Start node and player, ask the questions, end both; returns the report."""
+    """Start the node, play the recording and ask the questions; returns the report."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     from ros_kvstream.evaluation.node_client import NodeClient
@@ -318,10 +324,10 @@ def play_and_report(
         with console.status("Starting kvstream_node"):
             node = processes.start("kvstream_node", node_command(settings, recording, budget))
             client.start(node)
-        player = processes.start("replay", player_command(recording), pipe=True)
+        player = client.make_player(node, {ONE_CAMERA: recording.topic}, clock=True)
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("playing", total=recording.frames, figures="")
-            for event in play_and_ask(node, player, client, plan, recording.period):
+            for event in play_and_ask(node, player, recording.messages(), client, plan, recording.period):
                 if isinstance(event, Reply):
                     left = left_window(event.planned, stamps, budget.window)
                     entry = question_report(event, is_correct(event, stamps), left)
@@ -361,48 +367,35 @@ class PlayedFrame:
 
 
 def play_and_ask(
-    node: Process, player: Process, client: NodeClient, plan: Sequence[PlannedQuestion], period: float
-) -> Iterator[PlayedFrame | Reply]:
+    node: Process, player: Player, messages: Iterable[tuple[float, RawMessage]], client: NodeClient,
+    plan: Sequence[PlannedQuestion], period: float,
+) -> Iterator[PlayedFrame | Reply]:  # fmt: skip
     """Ask the questions one after the other, each half a frame period after its frame; yields frames and replies.
 
-    :param player: a running ``replay`` process, started with a pipe; :param period: seconds between two frames.
-    :raises ProcessError: when one of the processes ends too early, or the node does not respond.
+    :param messages: (stamp in seconds, message) of each frame; :param period: seconds between two frames.
+    :raises ProcessError: when the node ends too early or does not respond.
     """
-    events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read_events, args=(player, events), name="replay_events", daemon=True).start()
+    frames = enumerate(messages)
+    upcoming = next(frames, None)
     waiting = deque(plan)
     pending: tuple[PlannedQuestion, Future[Query.Response]] | None = None
-    asked, due, played = 0.0, math.inf, False
-    while not played or waiting or pending:
+    asked, due = 0.0, math.inf
+    while upcoming or waiting or pending:
         node.check()
-        try:
-            event = events.get(timeout=POLL)
-        except queue.Empty:
-            event = {}
-        if "frame" in event:
-            if waiting and due == math.inf and event["frame"] >= waiting[0].at:
+        if upcoming is None:
+            time.sleep(POLL)
+        elif player.wait(upcoming[1][1], POLL):
+            index, (stamp, message) = upcoming
+            player.publish(ONE_CAMERA, message)
+            upcoming = next(frames, None)
+            if waiting and due == math.inf and index >= waiting[0].at:
                 due = time.monotonic() + period / 2
-            yield PlayedFrame(event["frame"], event["stamp"])
-        elif "published" in event:
-            played = True
-        elif "ended" in event and not played:
-            player.wait(5.0)
-            raise ProcessError(f"{player.name} ended before the end of the recording:{player.log_end()}")
+            yield PlayedFrame(index, stamp)
         if pending and pending[1].done():
             yield Reply(pending[0], pending[1].result())
             pending = None
         elif pending and time.monotonic() - asked > RESPONSE_SECONDS:
             raise ProcessError(f"{node.name} did not respond within {RESPONSE_SECONDS:g} s:{node.log_end()}")
-        if waiting and not pending and (played or time.monotonic() >= due):
+        if waiting and not pending and (upcoming is None or time.monotonic() >= due):
             planned = waiting.popleft()
             pending, asked, due = (planned, client.ask(planned.text)), time.monotonic(), math.inf
-
-
-def _read_events(player: Process, events: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Put the lines that the player prints into the queue, then {"ended": true}."""
-    try:
-        for line in player.stdout or ():
-            events.put(json.loads(line))
-    except ValueError:  # an incomplete line, or the pipe was closed
-        pass
-    events.put({"ended": True})

@@ -7,9 +7,9 @@ import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from ros_kvstream.evaluation.report import package_version
 from ros_kvstream.evaluation.scoring import words
 from ros_kvstream.patrol.question_plan import PlannedQuestion
 
@@ -107,12 +107,7 @@ def latency_report(replies: Sequence[Reply]) -> dict[str, dict[str, float]]:
 def versions(model: str, trained: bool) -> dict[str, str]:
     """Versions of Python, the model and the main packages."""
     found = {"python": platform.python_version(), "model": model if trained else f"{model} (untrained)"}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    return found | {package: package_version(package) for package in PACKAGES}
 
 
 def show_reply(console: Console, reply: Reply, entry: dict[str, Any], start: float, window: float) -> None:

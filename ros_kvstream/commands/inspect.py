@@ -94,7 +94,7 @@ def saliency_report(
         raise FrameError(f"--saliency {picture}: no readable picture")
     rows, columns = model.grid(*pixels.shape[:2])
     resized = rows * model.patch_side, columns * model.patch_side
-    return {"output": str(output), "saliency": write_overlay(picture, output, settings, (rows, columns), resized)}
+    return {"output": str(output), "saliency": write_overlay(pixels, output, settings, (rows, columns), resized)}
 
 
 def plan_memory(

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,6 +21,8 @@ from std_srvs.srv import Trigger
 
 from ros_kvstream.evaluation.processes import Process, ProcessError
 from ros_kvstream.msg import KvStats
+from ros_kvstream.recordings.bags import ImageTopic
+from ros_kvstream.recordings.replay import Player
 from ros_kvstream.srv import MemoryFile, Query
 
 SERVICES = {
@@ -34,7 +37,9 @@ TRANSITIONS = {
 UNCHANGED_STATS = 4
 """Equal messages on ~/stats after which no further frame is expected."""
 DISCOVERY_SECONDS = 0.3
-"""Wait after a service was found: until its response writer knows this client, responses are lost."""
+"""Wait after a service or subscription was found: the other side must discover this one too, or messages are lost."""
+SUBSCRIBING_SECONDS = 300.0
+"""Limit for the node to subscribe to the cameras."""
 
 
 def local_context(domain: int) -> rclpy.Context:
@@ -95,6 +100,16 @@ class NodeClient:
         for name in names or SERVICES:
             process.wait_for(self._clients[name].service_is_ready, f"offering ~/{name}", timeout)
         time.sleep(DISCOVERY_SECONDS)
+
+    def make_player(self, process: Process, topics: Mapping[str, ImageTopic], **options: Any) -> Player:
+        """Make a player of these topics, by camera, as soon as the node subscribes to all of them.
+
+        :param options: of the player, such as ``rate``; :raises ProcessError: after SUBSCRIBING_SECONDS.
+        """
+        player = Player(self.node, topics, **options)
+        process.wait_for(player.subscribed, "subscribing to the cameras", SUBSCRIBING_SECONDS)
+        time.sleep(DISCOVERY_SECONDS)
+        return player
 
     def call(self, service: str, request: Any) -> Future[Any]:
         """Call one of SERVICES; the future holds the response and may be used from any thread."""

@@ -65,18 +65,14 @@ def ends_with_parent(command: Sequence[str]) -> list[str]:
 class Process:
     """One running process with its log file. Its ProcessGroup ends it."""
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, *, pipe: bool
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as file:
             self._popen = subprocess.Popen(
                 ends_with_parent(command), env=dict(environment), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipe else file, stderr=file, start_new_session=True, text=True,
+                stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
-        self.stdout = self._popen.stdout
-        """Its standard output, if it was started with ``pipe``."""
 
     @property
     def pid(self) -> int:
@@ -129,8 +125,6 @@ class Process:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
-        if self.stdout is not None:
-            self.stdout.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait for it to end; returns whether it has."""
@@ -151,10 +145,10 @@ class ProcessGroup:
         self._patience = patience
         self._processes: list[Process] = []
 
-    def start(self, name: str, command: Sequence[str], *, pipe: bool = False) -> Process:
-        """Start a process whose output goes to ``<name>.log``; with ``pipe`` its stdout goes to ``Process.stdout``."""
+    def start(self, name: str, command: Sequence[str]) -> Process:
+        """Start a process whose output goes to ``<name>.log``."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        process = Process(name, command, self._environment, self._logs / f"{name}.log", pipe=pipe)
+        process = Process(name, command, self._environment, self._logs / f"{name}.log")
         self._processes.append(process)
         return process
 

@@ -20,16 +20,6 @@ SPLIT_KEYS = 1024
 """Keys from which a chunk's attention is split into memory and chunk; with fewer, two calls cost more than a mask."""
 
 
-def chunk_mask(tokens: int, keys: int, groups: int, device: torch.device) -> Tensor | None:
-    """Mask of a chunk: all of the memory is visible, and the chunk itself causally.
-
-    :returns: bool [groups * tokens, keys], or None for a single token, which sees everything.
-    """
-    if tokens == 1:
-        return None
-    return torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(keys - tokens).repeat(groups, 1)
-
-
 def split_attention(kernel: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """Attention of a chunk over the memory without a mask and over itself causally, merged by log-sum-exps.
 
@@ -70,7 +60,9 @@ def arena_attention(
         kernel = flash_on_cpu()
         if kernel is not None:
             return split_attention(kernel, query, key, value, scaling).transpose(1, 2), None
-    mask = chunk_mask(tokens, keys, groups, query.device)
+    mask = None
+    if tokens > 1:  # all of the memory is visible, and the chunk itself causally
+        mask = torch.ones(tokens, keys, dtype=torch.bool, device=query.device).tril(keys - tokens).repeat(groups, 1)
     if visible is not None:
         layer = visible[module.layer_idx]
         shown = torch.nn.functional.pad(layer, (0, keys - layer.shape[1]), value=True)[:, None]

@@ -99,7 +99,7 @@ class VideoLanguageModel(ABC):
         raise ModelError(f"the family {self.family} has one frame per grid: set memory.frames_per_grid to 1.")
 
     def frame_tokens(self, rows: int, columns: int) -> int:
-        """Maximum number of tokens of a frame with this grid: patches, separators and text."""
+        """Maximum number of tokens of a frame with this grid: patches and text."""
         return rows * columns + self.frame_text_tokens
 
     # -- text -----------------------------------------------------------------------------------------------------
@@ -128,14 +128,9 @@ class VideoLanguageModel(ABC):
         before, after = self.frame_text(seconds)
         if kept is None and not before and not after:
             return tokens
-        embeddings = tokens.embeddings
-        coordinates = tokens.coordinates
-        if coordinates is None:
-            coordinates = patch_coordinates(tokens.rows, tokens.columns)
+        embeddings, coordinates = tokens.embeddings, patch_coordinates(tokens.rows, tokens.columns)
         if kept is not None:
-            patch = (coordinates[:, 0] * tokens.columns + coordinates[:, 1]).clamp_min(0).long()
-            stays = kept[patch] | (coordinates[:, 0] < 0)
-            embeddings, coordinates = embeddings[stays.to(embeddings.device)], coordinates[stays]
+            embeddings, coordinates = embeddings[kept.to(embeddings.device)], coordinates[kept]
         if before or after:
             text = self.embed([*before, *after])
             text = torch.nn.functional.pad(text, (0, embeddings.shape[1] - text.shape[1]))
@@ -158,14 +153,6 @@ class VideoLanguageModel(ABC):
         if coordinates is None:
             coordinates = patch_coordinates(rows, columns)
         return self.layout.frame(start, coordinates, rows, columns)
-
-    def text_positions(self, start: int, tokens: int) -> Tensor:
-        """(p, h, w) of text outside frames from ``start`` on, int32 [tokens, 3]."""
-        return self.layout.text(start, tokens)
-
-    def text_start(self, newest: int, largest_side: int) -> int:
-        """First position after the frames: one more than any of them."""
-        return self.layout.after(newest, largest_side)
 
     # -- the language model ---------------------------------------------------------------------------------------
 

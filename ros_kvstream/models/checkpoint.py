@@ -28,7 +28,6 @@ class Checkpoint:
     folder: Path
     """Where config, tokenizer and processor are, and the weights unless they are still on a hub."""
     config: dict[str, Any]
-    """Its config.json."""
     family: Family
     device: torch.device
     """Device to load to; the meta device for the shapes alone."""
@@ -36,7 +35,6 @@ class Checkpoint:
     on_hub: bool
     """Whether its weights are still to be fetched from a hub."""
     seed: int = 0
-    """Seed of random weights."""
     beside: int = 0
     """Bytes that must stay free on the device in addition to the weights."""
     report: Report = print
@@ -62,10 +60,7 @@ class Checkpoint:
         if self.on_hub:
             self.folder = download(settings.path, weights=True, code=settings.trust_remote_code, report=self.report)
         self.trained = self._has_weights()
-        if not self.trained:
-            network = self._random(architecture, config, attention)
-        else:
-            network = self._load(architecture, config, attention)
+        network = (self._load if self.trained else self._random)(architecture, config, attention)
         if settings.quantization == "none" and not self.config.get("quantization_config"):
             pack_weights(network)
         return network

@@ -19,23 +19,20 @@ def resolve_device(device: str) -> torch.device:
     if not device.startswith("cuda"):
         return torch.device(device)
     if not torch.cuda.is_available():
-        raise ModelError(f"device = {device!r}: {_why_no_cuda()} Or use device = auto or cpu.")
+        reason = (
+            "no CUDA device is visible. Check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, its GPU option."
+        )
+        if torch.version.cuda is None:
+            reason = (
+                f"the installed torch {torch.__version__} is built without CUDA. Install a CUDA build of torch, "
+                "with requirements.txt of this package and without an index of CPU builds."
+            )
+        raise ModelError(f"device = {device!r}: {reason} Or use device = auto or cpu.")
     count, found = torch.cuda.device_count(), torch.device(device)
     if found.index is not None and found.index >= count:
         there = ", ".join(f"cuda:{index}" for index in range(count))
         raise ModelError(f"device = {device!r}: this machine has {count} CUDA device(s). Use one of {there}, or auto.")
     return found
-
-
-def _why_no_cuda() -> str:
-    if torch.version.cuda is None:
-        return (
-            f"the installed torch {torch.__version__} is built without CUDA. Install a CUDA build of torch, "
-            "with requirements.txt of this package and without an index of CPU builds."
-        )
-    return (
-        "no CUDA device is visible. Check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, its GPU option."
-    )
 
 
 def resolve_dtype(dtype: str, device: torch.device, config: dict[str, Any]) -> torch.dtype:

@@ -15,14 +15,11 @@ from ros_kvstream.errors import ModelError
 
 @dataclass(frozen=True)
 class Family:
-    """One family of models; modules are imported on first use."""
+    """One family: its module and class here, and its class in transformers; all are imported on first use."""
 
     module: str
-    """Module of this package."""
     name: str
-    """Its class there, with ``open(checkpoint) -> VideoLanguageModel``."""
     architecture: str
-    """Its class in transformers."""
 
     def model_class(self) -> Any:
         """Import the family's class."""

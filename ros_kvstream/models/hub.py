@@ -91,7 +91,7 @@ def download(name: str, *, weights: bool, code: bool = False, report: Report = p
     files = wanted_files(sizes, weights=weights, code=code)
     if "config.json" not in files:
         raise ModelError(f"model = {name!r}: it has no config.json, so it is not a transformers model.")
-    total, done, folder = sum(sizes[file] for file in files), 0, None
+    total, done = sum(sizes[file] for file in files), 0
     for number, file in enumerate(files, 1):
         if is_weights(file):
             share = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB fetched"
@@ -103,9 +103,7 @@ def download(name: str, *, weights: bool, code: bool = False, report: Report = p
                 f"model = {name!r}: {file} could not be fetched: {error}. Fetched files are kept: start again."
             ) from error
         done += sizes[file]
-        folder = Path(path).parent
-    assert folder is not None  # config.json is among the files
-    return folder
+    return Path(path).parent
 
 
 def _downloaded_before(name: str, reason: str, *, weights: bool) -> Path:

@@ -7,8 +7,7 @@ from the three (memory/rotary.py): by p alone in a 1-D family, by (p, h, w) in M
 family whose grids start at their index in the sequence.
 
 Coordinates: a patch is at (row, column), from 0. Tokens of a frame that are not patches have negative coordinates:
-(TEXT_BEFORE, -n .. -1) is text before the grid, (TEXT_AFTER, 0 .. n - 1) text after it, (SEPARATOR, row) the
-separator after a row of patches.
+(TEXT_BEFORE, -n .. -1) is text before the grid, (TEXT_AFTER, 0 .. n - 1) text after it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TEXT_BEFORE, TEXT_AFTER, SEPARATOR = -1, -2, -3
+TEXT_BEFORE, TEXT_AFTER = -1, -2
 """h of a frame's tokens that are not patches."""
 
 
@@ -47,7 +46,7 @@ class Layout(ABC):
 
     @abstractmethod
     def span(self, rows: int, columns: int) -> int:
-        """Number of positions along the first axis that a grid takes, separators included."""
+        """Number of positions along the first axis that a grid takes."""
 
     @abstractmethod
     def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
@@ -103,20 +102,13 @@ class TimedGrids(Layout):
 class TokenSequence(Layout):
     """1-D families: p is the index in the sequence; h and w only align frames."""
 
-    separators: bool = False
-    """Whether a separator follows each row of patches."""
-
     def span(self, rows: int, columns: int) -> int:
         """One position per token."""
-        return rows * (columns + int(self.separators))
+        return rows * columns
 
     def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
-        """Patches in raster order, separators at the ends of the rows, texts before and after."""
-        width = columns + int(self.separators)
-        h, w = coordinates.unbind(-1)
-        along = h * width + w
-        along = torch.where(h == SEPARATOR, w * width + columns, along)
-        return _texts(coordinates, along, self.span(rows, columns))
+        """Patches in raster order, texts before and after."""
+        return _texts(coordinates, coordinates[:, 0] * columns + coordinates[:, 1], rows * columns)
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ class SequencedGrids(Layout):
 
     def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
         """0 for patches; text takes one position per token."""
-        return _texts(coordinates, torch.zeros(len(coordinates), dtype=torch.int32), self.span(rows, columns))
+        return _texts(coordinates, torch.zeros(len(coordinates), dtype=torch.int32), max(rows, columns))
 
 
 def _texts(coordinates: Tensor, along: Tensor, span: int) -> Tensor:

@@ -30,7 +30,6 @@ class SquareFrames(NetworkModel):
     """What the chat template and the config call frames: video | image."""
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
-        """:param network: a loaded model of the family's class in transformers."""
         super().__init__(name, network, tokenizer, image_processor, trained=trained)
         config = network.config
         image_size = config.vision_config.image_size
@@ -38,21 +37,20 @@ class SquareFrames(NetworkModel):
         image_processor.do_center_crop = False
         self.learned = (network.model.image_newline,)
         self.layout = TokenSequence()
-        self._side = self.side(config)
+        self._side = self.side(image_size // config.vision_config.patch_size)
         self.patch_side = max(1, image_size // self._side)
         self._marker_id = getattr(config, f"{self.media}_token_id")
         self._marker = tokenizer.convert_ids_to_tokens(self._marker_id)
         before, self._question, self._answer = split_chat_template(tokenizer, self._marker, self.media)
         self.use_prompt(before, self._question, self._answer, "<|im_end|>", "</s>")
 
-    @staticmethod
-    @abstractmethod
-    def side(config: Any) -> int:
-        """Visual tokens along a frame's side."""
+    def side(self, patches: int) -> int:
+        """Visual tokens along a frame's side, from the tower's patches along it."""
+        return patches
 
     @abstractmethod
-    def features(self, pixels: Tensor) -> Tensor:
-        """Projected features [frames, side * side, hidden] of pixels [frames, 3, height, width]."""
+    def features(self, states: Tensor) -> Tensor:
+        """Projected features [frames, side * side, hidden] of tower states [frames, patches, width]."""
 
     def suffix_ids(self, question: str) -> list[int]:
         """Tokens after the frames, as the tokenizer splits them directly after the frames' marker.
@@ -69,16 +67,12 @@ class SquareFrames(NetworkModel):
     @torch.inference_mode()
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
         """Run tower and projector on all frames at once."""
-        pixels = self.image_processor(images=list(frames), return_tensors="pt")["pixel_values"]
-        features = self.features(pixels.to(self.device, self.shape.dtype))
-        return [FrameTokens(frame, self._side, self._side) for frame in features]
-
-    def tower_features(self, pixels: Tensor) -> Tensor:
-        """Hidden states of the tower layers that the config names, without the class token: [frames, patches, w]."""
         config = self.network.config
+        pixels = self.image_processor(images=list(frames), return_tensors="pt")["pixel_values"]
+        pixels = pixels.to(self.device, self.shape.dtype)
         states = self.network.model.vision_tower(pixels, output_hidden_states=True).hidden_states
         layers = config.vision_feature_layer
-        chosen = [states[layer] for layer in ([layers] if isinstance(layers, int) else layers)]
+        chosen = torch.cat([states[layer] for layer in ([layers] if isinstance(layers, int) else layers)], dim=-1)
         if config.vision_feature_select_strategy == "default":
-            chosen = [state[:, 1:] for state in chosen]
-        return torch.cat(chosen, dim=-1)
+            chosen = chosen[:, 1:]  # without the class token
+        return [FrameTokens(frame, self._side, self._side) for frame in self.features(chosen)]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ros_kvstream.models.llava import NEWLINE, SquareFrames
@@ -23,15 +21,10 @@ class LlavaNext(SquareFrames):
     media = "image"
     frame_text_tokens = 1
 
-    @staticmethod
-    def side(config: Any) -> int:
-        """All patches."""
-        return int(config.vision_config.image_size // config.vision_config.patch_size)
-
     def frame_text(self, seconds: float) -> tuple[list[int], list[int]]:
         """The newline after each frame."""
         return [], [NEWLINE]
 
-    def features(self, pixels: Tensor) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """Features of all patches, projected."""
-        return self.network.model.multi_modal_projector(self.tower_features(pixels))
+        return self.network.model.multi_modal_projector(states)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ros_kvstream.models.llava import SquareFrames
@@ -16,12 +14,11 @@ class LlavaNextVideo(SquareFrames):
     family = "llava_next_video"
     image_processors = ("CLIPImageProcessorPil", "CLIPImageProcessor")
 
-    @staticmethod
-    def side(config: Any) -> int:
+    def side(self, patches: int) -> int:
         """Pooled patches."""
-        return int(config.vision_config.image_size // config.vision_config.patch_size // config.spatial_pool_stride)
+        return int(patches // self.network.config.spatial_pool_stride)
 
-    def features(self, pixels: Tensor) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """Features pooled, then projected."""
         model = self.network.model
-        return model.multi_modal_projector(model.vision_resampler(self.tower_features(pixels)))
+        return model.multi_modal_projector(model.vision_resampler(states))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 
@@ -17,16 +16,15 @@ class LlavaOneVision(SquareFrames):
     family = "llava_onevision"
     image_processors = ("SiglipImageProcessorPil", "SiglipImageProcessor")
 
-    @staticmethod
-    def side(config: Any) -> int:
+    def side(self, patches: int) -> int:
         """Patches pooled 2 x 2, rounded up."""
-        return math.ceil(config.vision_config.image_size // config.vision_config.patch_size / 2)
+        return math.ceil(patches / 2)
 
     def suffix_ids(self, question: str) -> list[int]:
         """The newline that ends the video, then the question."""
         return [NEWLINE, *super().suffix_ids(question)]
 
-    def features(self, pixels: Tensor) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """Features projected, then pooled 2 x 2 as the family does with frames of a video."""
         model = self.network.model
-        return model.apply_pooling(model.multi_modal_projector(self.tower_features(pixels)))
+        return model.apply_pooling(model.multi_modal_projector(states))

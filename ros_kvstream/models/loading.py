@@ -59,9 +59,7 @@ def load_model(
     :param report: receives a line of progress for each file of weights that is fetched from a hub.
     :raises ModelError: before anything is loaded; states what is supported, what is missing, or the memory needed.
     """
-    checkpoint = open_checkpoint(settings, seed)
-    checkpoint.beside, checkpoint.report = beside, report
-    return _open(checkpoint)
+    return _open(settings, seed=seed, beside=beside, report=report)
 
 
 def describe_model(settings: ModelSettings) -> VideoLanguageModel:
@@ -69,13 +67,11 @@ def describe_model(settings: ModelSettings) -> VideoLanguageModel:
 
     Reads only the config, the tokenizer and the image processor; raises as :func:`load_model` does.
     """
-    checkpoint = open_checkpoint(settings)
-    checkpoint.device = torch.device("meta")
-    return _open(checkpoint)
+    return _open(settings, weights=False)
 
 
-def open_checkpoint(settings: ModelSettings, seed: int = 0) -> Checkpoint:
-    """Check the settings against the checkpoint before anything is loaded; raises ModelError."""
+def _open(settings: ModelSettings, *, weights: bool = True, **options: Any) -> VideoLanguageModel:
+    """Check the settings against the checkpoint before anything is loaded, then open it."""
     folder, on_hub = find_folder(settings.path, code=settings.trust_remote_code)
     config = read_config(settings.path, folder)
     family = family_of(settings.path, config)
@@ -88,12 +84,8 @@ def open_checkpoint(settings: ModelSettings, seed: int = 0) -> Checkpoint:
                 f"in {bits} bits. Set quantization = none."
             )
     dtype = resolve_dtype(settings.dtype, device, config)
-    return Checkpoint(settings, folder, config, family, device, dtype, on_hub, seed)
-
-
-def _open(checkpoint: Checkpoint) -> VideoLanguageModel:
+    device = device if weights else torch.device("meta")
     try:
-        model: VideoLanguageModel = checkpoint.family.model_class().open(checkpoint)
+        return family.model_class().open(Checkpoint(settings, folder, config, family, device, dtype, on_hub, **options))
     except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError, SafetensorError) as error:
-        raise ModelError(f"model = {checkpoint.settings.path!r} could not be loaded: {error}") from error
-    return model
+        raise ModelError(f"model = {settings.path!r} could not be loaded: {error}") from error

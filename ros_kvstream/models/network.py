@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -19,8 +19,6 @@ from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.checkpoint import Checkpoint
 from ros_kvstream.models.transformers_compat import arena_cache, cache_argument
 
-CHANGING_ROTARY = ("dynamic", "longrope")
-"""Kinds of rotary embedding whose frequencies change with the length of the sequence; keys cannot be unrotated."""
 QUESTION_MARKER = "kvstreamquestion"
 """Stands for the question while a chat template is split; a plain word, so that no template changes it."""
 
@@ -32,7 +30,7 @@ def rotary_of(embedding: Any, device: torch.device, axes: Tensor | None = None, 
     :raises ModelError: for a kind whose frequencies change with the length of the sequence.
     """
     kind = getattr(embedding, "rope_type", "default")
-    if kind in CHANGING_ROTARY:
+    if kind in ("dynamic", "longrope"):  # keys could not be unrotated
         raise ModelError(f"rotary embeddings of type {kind!r} change with the sequence's length: not supported")
     frequencies = embedding.inv_freq.float().to(device)
     axes = torch.zeros(len(frequencies), dtype=torch.int64) if axes is None else axes
@@ -97,8 +95,6 @@ class NetworkModel(VideoLanguageModel):
         processor = checkpoint.image_processor(*cls.image_processors)
         return cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
 
-    # -- text -----------------------------------------------------------------------------------------------------
-
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a piece of the prompt, without special tokens added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -142,8 +138,6 @@ class NetworkModel(VideoLanguageModel):
         """Answer tokens to text."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
 
-    # -- the language model ---------------------------------------------------------------------------------------
-
     def language_inputs(self, embeddings: Tensor) -> dict[str, Any]:
         """The language model's arguments for [tokens, width] embeddings."""
         return {"inputs_embeds": embeddings[None]}
@@ -172,11 +166,9 @@ class NetworkModel(VideoLanguageModel):
         ).last_hidden_state
         return self.network.lm_head(hidden[0, -1]).float() if logits else None
 
-    @contextmanager
-    def capture_queries(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    def capture_queries(self, layers: Sequence[int]) -> AbstractContextManager[dict[int, Tensor]]:
         """Collect unrotated queries of the forwards inside the context, layer -> float32 [heads, tokens, head_dim]."""
-        with self._capture("q", layers, torch.float32) as queries:
-            yield queries
+        return self._capture("q", layers, torch.float32)
 
     @contextmanager
     def capture_keys_values(self) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
@@ -189,20 +181,15 @@ class NetworkModel(VideoLanguageModel):
     def _capture(self, kind: str, layers: Sequence[int], dtype: torch.dtype | None) -> Iterator[dict[int, Tensor]]:
         """Collect a projection's output before rotation, layer -> [heads, tokens, head_dim]; None: native dtype."""
         captured: dict[int, Tensor] = {}
-        hooks = []
-        for index in layers:
-            attention = self.language_model.layers[index].self_attn
-            last = getattr(attention, f"{kind}_norm", None) or getattr(attention, f"{kind}_proj")
+        with ExitStack() as hooks:
+            for index in layers:
+                attention = self.language_model.layers[index].self_attn
+                last = getattr(attention, f"{kind}_norm", None) or getattr(attention, f"{kind}_proj")
 
-            def keep(_module: nn.Module, _inputs: Any, output: Tensor, index: int = index) -> None:
-                states = output[0].to(dtype or output.dtype).view(output.shape[1], -1, self.shape.head_dim)
-                earlier = captured.get(index)
-                states = states.transpose(0, 1)
-                captured[index] = states if earlier is None else torch.cat([earlier, states], dim=1)
+                def keep(_module: nn.Module, _inputs: Any, output: Tensor, index: int = index) -> None:
+                    states = output[0].to(dtype or output.dtype).view(output.shape[1], -1, self.shape.head_dim)
+                    states = states.transpose(0, 1)
+                    captured[index] = torch.cat([captured[index], states], dim=1) if index in captured else states
 
-            hooks.append(last.register_forward_hook(keep))
-        try:
+                hooks.callback(last.register_forward_hook(keep).remove)
             yield captured
-        finally:
-            for hook in hooks:
-                hook.remove()

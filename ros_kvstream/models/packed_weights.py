@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
-from ros_kvstream.models.torch_compat import packed_linear, packed_linear_times, packed_weight
+from ros_kvstream.models.torch_compat import packed_linear, packed_weight
 
 LEAST_WEIGHTS = 1 << 20
 """Weights of the smallest matrix that is packed; for smaller ones the call costs more than it saves."""
@@ -28,7 +28,6 @@ class PackedLinear(nn.Module):
     """A Linear with its weights in the layout of the kernels only."""
 
     def __init__(self, source: nn.Linear) -> None:
-        """Copy the weights of a Linear into the layout."""
         super().__init__()
         self.in_features, self.out_features = source.in_features, source.out_features
         self.bias = source.bias
@@ -39,13 +38,9 @@ class PackedLinear(nn.Module):
         rows = hidden.reshape(-1, self.in_features)
         return self.product(padded(rows))[: len(rows)].view(*hidden.shape[:-1], self.out_features)
 
-    def product(self, rows: Tensor, activation: str = "none") -> Tensor:
-        """Map [rows, in_features] to [rows, out_features], with an activation (none | swish) before rounding."""
-        return packed_linear(rows, self.packed, self.bias, activation)
-
-    def times(self, rows: Tensor, factor: Tensor) -> Tensor:
-        """The product times ``factor``, elementwise, rounded once."""
-        return packed_linear_times(rows, factor, self.packed, self.bias)
+    def product(self, rows: Tensor, activation: str = "none", factor: Tensor | None = None) -> Tensor:
+        """Map [rows, in_features] to [rows, out_features], with an activation or a factor (packed_linear)."""
+        return packed_linear(rows, self.packed, self.bias, activation, factor)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         return self  # weights are never changed
@@ -63,8 +58,8 @@ class PackedGatedMlp(nn.Module):
         """Map [..., hidden] to [..., hidden]."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         wide = padded(rows)
-        result: Tensor = self.down_proj.product(self.up_proj.times(wide, self.gate_proj.product(wide, "swish")))
-        return result[: len(rows)].view(hidden.shape)
+        mixed = self.up_proj.product(wide, factor=self.gate_proj.product(wide, "swish"))
+        return self.down_proj.product(mixed)[: len(rows)].view(hidden.shape)
 
 
 def padded(rows: Tensor) -> Tensor:
@@ -81,7 +76,7 @@ def packing_works(dtype: torch.dtype) -> bool:
     try:
         with torch.inference_mode():
             packed = PackedLinear(gate)
-            ours = PackedLinear(down)(packed.times(hidden, packed.product(hidden, "swish")))
+            ours = PackedLinear(down)(packed.product(hidden, factor=packed.product(hidden, "swish")))
             once = linear(hidden.float(), gate.weight.float(), gate.bias.float())
             expected = linear(silu(once) * once, down.weight.float())
     except (RuntimeError, AttributeError):  # missing in this torch, or not supported by this processor

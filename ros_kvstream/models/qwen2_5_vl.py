@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from ros_kvstream.models.layout import patch_coordinates
 from ros_kvstream.models.qwen_vl import Grid, QwenVL
 
 KEPT_LAYOUTS = 16
@@ -26,9 +27,8 @@ class WindowLayout:
     back: Tensor
     """From window order to raster order, int64 [units]."""
     cos: Tensor
-    """[patches, head_dim] in window order."""
     sin: Tensor
-    """[patches, head_dim] in window order."""
+    """cos and sin: [patches, head_dim] in window order."""
     windows: tuple[Tensor, ...]
     """Windows of equal length together: patch indices, int64 [windows, patches in each]."""
 
@@ -39,8 +39,7 @@ def window_layout(tower: Any, height: int, width: int, device: torch.device) -> 
     unit = merge * merge
     side = max(1, tower.window_size // merge // tower.patch_size)
     rows, columns = height // merge, width // merge
-    row = torch.arange(rows).repeat_interleave(columns)
-    column = torch.arange(columns).repeat(rows)
+    row, column = patch_coordinates(rows, columns).long().unbind(-1)
     window = (row // side) * (-(-columns // side)) + column // side
     order = window.argsort(stable=True)
     within = torch.arange(unit)
@@ -50,12 +49,10 @@ def window_layout(tower: Any, height: int, width: int, device: torch.device) -> 
     angles = torch.cat([patch_row[:, None] * frequencies, patch_column[:, None] * frequencies], dim=-1).repeat(1, 2)
     sizes = torch.unique_consecutive(window[order], return_counts=True)[1] * unit
     starts = sizes.cumsum(0) - sizes
-    groups = []
-    for size in sizes.unique().tolist():
-        groups.append((starts[sizes == size, None] + torch.arange(size)).to(device))
+    windows = tuple((starts[sizes == n, None] + torch.arange(n)).to(device) for n in sizes.unique().tolist())
     scaling = float(getattr(tower.rotary_pos_emb, "attention_scaling", 1.0))
     rotation = ((angles.cos() * scaling).to(device), (angles.sin() * scaling).to(device))
-    return WindowLayout(order.to(device), order.argsort().to(device), *rotation, tuple(groups))
+    return WindowLayout(order.to(device), order.argsort().to(device), *rotation, windows)
 
 
 class BatchedVisionTower:
@@ -68,7 +65,7 @@ class BatchedVisionTower:
     def __init__(self, tower: Any) -> None:
         """:param tower: the library's Qwen2_5_VisionTransformerPretrainedModel."""
         self.tower = tower
-        self._layouts: OrderedDict[tuple[int, int], WindowLayout] = OrderedDict()
+        self._layout = lru_cache(KEPT_LAYOUTS)(partial(window_layout, tower))
 
     def __call__(self, patches: Tensor, height: int, width: int) -> Tensor:
         """Merged tokens, [frames, units, hidden] in raster order.
@@ -89,15 +86,6 @@ class BatchedVisionTower:
         merger = tower.merger
         merged = merger.mlp(_norm(merger.ln_q, hidden).view(frames, count // unit, -1))
         return merged[:, layout.back]
-
-    def _layout(self, height: int, width: int, device: torch.device) -> WindowLayout:
-        key = (height, width)
-        if key not in self._layouts:
-            self._layouts[key] = window_layout(self.tower, height, width, device)
-            if len(self._layouts) > KEPT_LAYOUTS:
-                self._layouts.popitem(last=False)
-        self._layouts.move_to_end(key)
-        return self._layouts[key]
 
 
 def _norm(layer: Any, hidden: Tensor) -> Tensor:
@@ -146,7 +134,6 @@ class Qwen25VL(QwenVL):
     family = "qwen2_5_vl"
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
-        """:param network: a loaded Qwen2_5_VLForConditionalGeneration."""
         super().__init__(name, network, tokenizer, image_processor, trained=trained)
         self.tokens_per_second = float(network.config.vision_config.tokens_per_second)
         self._tower = BatchedVisionTower(network.model.visual)

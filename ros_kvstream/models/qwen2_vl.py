@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from ros_kvstream.models.qwen_vl import Grid, QwenVL
-from ros_kvstream.models.transformers_compat import run_vision_tower
+from ros_kvstream.models.qwen_vl import QwenVL
 
 
 class Qwen2VL(QwenVL):
@@ -16,8 +13,3 @@ class Qwen2VL(QwenVL):
     """
 
     family = "qwen2_vl"
-
-    def run_tower(self, pictures: list[Tensor], grids: list[Grid]) -> list[Tensor]:
-        """Run all pictures in one pass."""
-        merged, _ = run_vision_tower(self.network.model.visual, pictures, grids)
-        return self.split(merged, grids)

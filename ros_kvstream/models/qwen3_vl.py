@@ -16,8 +16,8 @@ from torch import Tensor
 from ros_kvstream.errors import ModelError
 from ros_kvstream.models.layout import SequencedGrids
 from ros_kvstream.models.network import rotary_of
-from ros_kvstream.models.qwen_vl import Grid, QwenVL, interleaved_axes
-from ros_kvstream.models.transformers_compat import mrope_sections, run_vision_tower
+from ros_kvstream.models.qwen_vl import QwenVL, interleaved_axes
+from ros_kvstream.models.transformers_compat import mrope_sections
 
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 MOST_SECONDS = 9_999_999.9
@@ -30,7 +30,6 @@ class Qwen3VL(QwenVL):
     family = "qwen3_vl"
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
-        """:param network: a loaded Qwen3VLForConditionalGeneration."""
         super().__init__(name, network, tokenizer, image_processor, trained=trained)
         embedding = self.language_model.rotary_emb
         axes = interleaved_axes(mrope_sections(embedding))
@@ -48,11 +47,6 @@ class Qwen3VL(QwenVL):
     def frame_text(self, seconds: float) -> tuple[list[int], list[int]]:
         """The time and the start of vision; the end of vision."""
         return self.tokenize(f"<{seconds % MOST_SECONDS:.1f} seconds>{VISION_START}"), self.tokenize(VISION_END)
-
-    def run_tower(self, pictures: list[Tensor], grids: list[Grid]) -> list[Tensor]:
-        """Run all pictures in one pass; DeepStack features follow the merged tokens along the width."""
-        merged, levels = run_vision_tower(self.network.model.visual, pictures, grids)
-        return self.split(torch.cat([merged, *levels], dim=-1), grids)
 
     def language_inputs(self, embeddings: Tensor) -> dict[str, Any]:
         """Embeddings, and the DeepStack features where there are frames."""

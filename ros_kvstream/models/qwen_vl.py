@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from ros_kvstream.models.base import Frame, FrameTokens
 from ros_kvstream.models.checkpoint import Checkpoint
 from ros_kvstream.models.layout import Layout, TimedGrids
 from ros_kvstream.models.network import NetworkModel, rotary_of, split_chat_template
-from ros_kvstream.models.transformers_compat import mrope_sections, smart_resize
+from ros_kvstream.models.transformers_compat import mrope_sections, run_vision_tower, smart_resize
 
 Grid = tuple[int, int]
 """Rows and columns of a picture's patches, before they are merged."""
@@ -41,7 +40,6 @@ class QwenVL(NetworkModel):
     layout: Layout
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
-        """:param network: a loaded model of the family's class in transformers."""
         super().__init__(name, network, tokenizer, image_processor, trained=trained)
         vision = network.config.vision_config
         self._merge = vision.spatial_merge_size
@@ -60,8 +58,6 @@ class QwenVL(NetworkModel):
             most = max(checkpoint.settings.max_frame_pixels, side**2)
             model.image_processor.size = {"shortest_edge": min(size["shortest_edge"], most), "longest_edge": most}
         return model
-
-    # -- pictures -------------------------------------------------------------------------------------------------
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of visual tokens: merged patches after the processor's resize."""
@@ -102,18 +98,16 @@ class QwenVL(NetworkModel):
             for embeddings, (rows, columns) in zip(encoded, grids, strict=True)
         ]
 
-    @abstractmethod
     def run_tower(self, pictures: list[Tensor], grids: list[Grid]) -> list[Tensor]:
-        """Merged tokens of each picture, [tokens, width] in raster order.
+        """Merged tokens of each picture, [tokens, width] in raster order, here of all pictures in one pass.
+
+        DeepStack features, where the family has them, follow the merged tokens along the width.
 
         :param pictures: patches as the image processor makes them, [patches, channels * 2 * patch * patch] each.
         """
-
-    def split(self, merged: Tensor, grids: list[Grid]) -> list[Tensor]:
-        """Split the merged tokens of all pictures, [tokens, width], by picture."""
-        return list(merged.split([rows * columns // self._merge**2 for rows, columns in grids]))
-
-    # -- the language model ---------------------------------------------------------------------------------------
+        merged, levels = run_vision_tower(self.network.model.visual, pictures, grids)
+        sizes = [rows * columns // self._merge**2 for rows, columns in grids]
+        return list(torch.cat([merged, *levels], dim=-1).split(sizes))
 
     def position_ids(self, positions: Tensor) -> Tensor:
         """Position ids on the three axes of M-RoPE, int64 [3, 1, tokens]."""

@@ -15,7 +15,6 @@ from ros_kvstream.models.network import NetworkModel
 BEFORE = "<|im_start|>User: You are provided the following series of frames from a video.\n"
 """The family's own introduction names the number of frames and the length, which a stream does not have."""
 BETWEEN, AFTER = "\n\n", "<end_of_utterance>\nAssistant:"
-FRAME_OPENING = "\nFrame from {minutes:02d}:{seconds:02d}:<fake_token_around_image><global-img>"
 FRAME_CLOSING = "<fake_token_around_image>"
 MINUTES = 100
 """Minutes after which the written time starts again at 00:00: the family writes two digits."""
@@ -23,7 +22,7 @@ MINUTES = 100
 
 def frame_opening(second: int) -> str:
     """Text before a frame."""
-    return FRAME_OPENING.format(minutes=second // 60 % MINUTES, seconds=second % 60)
+    return f"\nFrame from {second // 60 % MINUTES:02d}:{second % 60:02d}:<fake_token_around_image><global-img>"
 
 
 class SmolVLM2(NetworkModel):
@@ -38,7 +37,6 @@ class SmolVLM2(NetworkModel):
     image_processors = ("SmolVLMImageProcessorPil", "SmolVLMImageProcessor")
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
-        """:param network: a loaded SmolVLMForConditionalGeneration."""
         super().__init__(name, network, tokenizer, image_processor, trained=trained)
         self.layout = TokenSequence()
         vision = network.config.vision_config

@@ -35,17 +35,13 @@ def flash_on_cpu() -> Callable[..., tuple[Tensor, ...]] | None:
 
 def packed_weight(weight: Tensor, rows: int) -> Tensor:
     """Copy a Linear's weight into the layout of the kernels, chosen for inputs of this many rows."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-    return packed
+    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
-def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """Return activation(rows @ weight.T + bias), rounded once; activation: none | swish."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, activation, [], "")
-    return result
-
-
-def packed_linear_times(rows: Tensor, factor: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Return (rows @ weight.T + bias) * factor, rounded once."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, factor, packed, bias, "mul")
-    return result
+def packed_linear(
+    rows: Tensor, packed: Tensor, bias: Tensor | None, activation: str = "none", factor: Tensor | None = None
+) -> Tensor:
+    """Return activation(rows @ weight.T + bias), or the product with ``factor``, rounded once; none | swish."""
+    if factor is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(rows, factor, packed, bias, "mul")
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, activation, [], "")

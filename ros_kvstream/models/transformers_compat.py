@@ -40,11 +40,6 @@ def set_attention(config: Any, name: str) -> None:
     config._attn_implementation = name
 
 
-def get_attention(config: Any) -> str:
-    """Name of the attention of the networks with this config; empty where it has none."""
-    return getattr(config, "_attn_implementation", None) or ""
-
-
 def supports_flash_attention(architecture: Any) -> bool:
     """Whether a model class can use the package flash-attn."""
     return bool(getattr(architecture, "_supports_flash_attn", False))

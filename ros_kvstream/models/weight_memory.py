@@ -21,13 +21,11 @@ CGROUP_LIMITS = (
 """Files with a container's limit and usage, of cgroups version 2 and 1."""
 
 
-def skeleton(architecture: Any, config: Any) -> nn.Module:
+def skeleton(architecture: Any, config: Any) -> Any:
     """Build the network without weights, on torch's meta device."""
     with torch.device("meta"):
-        network: nn.Module = architecture(config)
-    tie = getattr(network, "tie_weights", None)
-    if callable(tie):
-        tie()  # so that tied weights count once
+        network = architecture(config)
+    network.tie_weights()  # so that tied weights count once
     return network
 
 

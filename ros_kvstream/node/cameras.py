@@ -6,11 +6,12 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEventCallbacks
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+from rclpy.qos import DurabilityPolicy, ReliabilityPolicy, qos_profile_sensor_data
 from rclpy.qos_overriding_options import QoSOverridingOptions, QoSPolicyKind
 
 from ros_kvstream.errors import KvStreamError
@@ -46,9 +47,7 @@ class CameraSubscription:
         self._matched_publishers = 0
         self._started = time.monotonic()
         self._last_arrival: float | None = None
-        self._qos = QoSProfile(depth=qos_profile_sensor_data.depth, history=qos_profile_sensor_data.history,
-                               reliability=qos_profile_sensor_data.reliability,
-                               durability=qos_profile_sensor_data.durability)
+        self._qos = copy(qos_profile_sensor_data)  # qos_overrides change it
         try:
             self._subscription = node.create_subscription(
                 image_type(camera.transport), self.topic, self._arrived, self._qos,

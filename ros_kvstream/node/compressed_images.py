@@ -10,7 +10,8 @@ import cv2
 import numpy as np
 
 from ros_kvstream.errors import FrameError
-from ros_kvstream.node.images import DepthRendering, Pixels, Rgb, refuse_depth, render_depth, to_eight_bits
+from ros_kvstream.node.images import DEFAULT_INGEST, Pixels, Rgb, refuse_depth, render_depth, to_eight_bits
+from ros_kvstream.node.settings import IngestSettings
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import CompressedImage
@@ -23,7 +24,7 @@ _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """JPEG markers of a frame header, which contains the size."""
 
 
-def compressed_to_rgb(message: CompressedImage, depth: DepthRendering | None = None) -> Rgb:
+def compressed_to_rgb(message: CompressedImage, ingest: IngestSettings = DEFAULT_INGEST) -> Rgb:
     """Decode a JPEG, PNG or WebP message to RGB.
 
     The file type is detected from the data, because drivers write "jpeg", "jpg", "rgb8; jpeg compressed bgr8",
@@ -33,19 +34,18 @@ def compressed_to_rgb(message: CompressedImage, depth: DepthRendering | None = N
     :returns: uint8 [height, width, 3].
     :raises FrameError: another file type, truncated data, too large an image, or a depth image that is not rendered.
     """
-    depth = depth or DepthRendering()
     text = message.format.strip()
     encoding = text.split(";")[0].strip().lower()
     data = bytes(message.data)
     if "compresseddepth" in text.lower():
-        refuse_depth(text[:40], depth)
+        refuse_depth(text[:40], ingest)
         if encoding not in ("16uc1", ""):
             raise FrameError(f"compressed depth of encoding {text[:40]!r} is not supported; 16UC1 is.")
-        return render_depth(_single_depth_channel(_decode(data[_COMPRESSED_DEPTH_HEADER:], text), text), depth)
+        return render_depth(_single_depth_channel(_decode(data[_COMPRESSED_DEPTH_HEADER:], text), text), ingest)
     pixels = _decode(data, text)
     if encoding in ("16uc1", "32fc1"):
-        refuse_depth(text[:40], depth)
-        return render_depth(_single_depth_channel(pixels, text), depth)
+        refuse_depth(text[:40], ingest)
+        return render_depth(_single_depth_channel(pixels, text), ingest)
     return _to_rgb(to_eight_bits(pixels))
 
 

@@ -10,6 +10,7 @@ from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
 from ros_kvstream.node.frame_counters import CameraCount, DropCause
 from ros_kvstream.node.metrics import Metrics
+from ros_kvstream.node.settings import DiagnosticsSettings
 from ros_kvstream.records import MemoryStats, Observation
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
@@ -18,15 +19,6 @@ STALE_FACTOR = 10.0
 
 FOREIGN_CLOCK_MS = 3.6e6
 """Stamps that differ from the node's clock by more than an hour are from another clock."""
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Warning thresholds, from the parameters diagnostics.*."""
-
-    no_image_s: float
-    image_age_s: float
-    drop_share: float
 
 
 @dataclass(frozen=True)
@@ -42,27 +34,24 @@ class CameraHealth:
     why_silent: str = ""
     """Set only when the silence exceeds the threshold."""
     dropped_lately: dict[str, int] = field(default_factory=dict)
-    """Recent drops by cause."""
     received_lately: int = 0
     incompatible: str = ""
-    """Description of an incompatible QoS; empty while all publishers match."""
+    """Description of an incompatible QoS."""
     last_refusal: str = ""
-    """Why a frame was recently rejected; empty when none was."""
+    """Why a frame was recently rejected."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """Snapshot of the node, for /diagnostics and ~/stats."""
+    """Snapshot of the node, for /diagnostics and ~/stats; a text is empty when there is nothing to report."""
 
     node: str = ""
     state: str = "unconfigured"
-    """Lifecycle state, as in ``NodeStatus``."""
     failure: str = ""
-    """Why the last transition failed; empty when it succeeded."""
+    """Why the last transition failed."""
     fault: str = ""
-    """A recent error inside the memory; empty when there was none."""
+    """A recent error inside the memory."""
     worker_died: bool = False
-    """Whether the worker thread has ended unexpectedly."""
     model: str = ""
     trained: bool = True
     policy: str = ""
@@ -78,7 +67,7 @@ class Health:
     metrics: Metrics = field(default_factory=Metrics)
 
 
-def statuses(health: Health, thresholds: Thresholds) -> list[DiagnosticStatus]:
+def statuses(health: Health, thresholds: DiagnosticsSettings) -> list[DiagnosticStatus]:
     """Build all statuses: state, memory, latency, ingest and one per camera."""
     found = [_state(health)]
     if health.state in ("inactive", "active"):
@@ -139,7 +128,7 @@ def _latency(health: Health) -> DiagnosticStatus:
                    f"frame p95 {metrics.percentiles('frame').p95:.0f} ms", values)
 
 
-def _ingest(health: Health, thresholds: Thresholds) -> DiagnosticStatus:
+def _ingest(health: Health, thresholds: DiagnosticsSettings) -> DiagnosticStatus:
     metrics = health.metrics
     age = metrics.percentiles("age")
     received = sum(camera.received_lately for camera in health.cameras)
@@ -173,21 +162,20 @@ _REMEDIES = {
 }
 
 
-def _camera(health: Health, camera: CameraHealth, thresholds: Thresholds) -> DiagnosticStatus:
+def _camera(health: Health, camera: CameraHealth, thresholds: DiagnosticsSettings) -> DiagnosticStatus:
     count = camera.count
     values: dict[str, object] = {
         "topic": camera.topic, "seconds since last image": f"{camera.silence:.1f}", "published": count.published,
         "received": count.received, "seen": count.seen, "kept": count.kept, "gated": count.gated,
         **{f"dropped, {cause.value}": count.dropped[cause.value] for cause in DropCause},
+        "slots in memory": health.memory.camera_slots.get(camera.name, 0),
     }
-    values["slots in memory"] = health.memory.camera_slots.get(camera.name, 0)
     part = f"camera {camera.name}"
     if camera.incompatible:
         return _status(health, part, ERROR, camera.incompatible, values)
-    if camera.silence > thresholds.no_image_s * STALE_FACTOR:
-        return _status(health, part, STALE, f"no image for {camera.silence:.0f} s: {camera.why_silent}", values)
     if camera.silence > thresholds.no_image_s:
-        return _status(health, part, WARN, f"no image for {camera.silence:.0f} s: {camera.why_silent}", values)
+        level = STALE if camera.silence > thresholds.no_image_s * STALE_FACTOR else WARN
+        return _status(health, part, level, f"no image for {camera.silence:.0f} s: {camera.why_silent}", values)
     if camera.last_refusal:
         return _status(health, part, WARN, camera.last_refusal, values)
     if not camera.heard:

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 
 from ros_kvstream.records import Observation
 
@@ -92,10 +93,7 @@ class FrameCounters:
     def total(self) -> CameraCount:
         """Return the sum over all cameras."""
         with self._lock:
-            total = CameraCount()
-            for count in self._cameras.values():
-                total = total.plus(count)
-        return total
+            return reduce(CameraCount.plus, self._cameras.values(), CameraCount())
 
 
 class SequenceTracker:

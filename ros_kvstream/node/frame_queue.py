@@ -32,8 +32,6 @@ class FrameQueue:
 
     def __init__(self, capacity: int, counters: FrameCounters) -> None:
         """:param capacity: largest number of waiting frames per camera, from 1; :param counters: counts the drops."""
-        if capacity < 1:
-            raise ValueError(f"capacity = {capacity}: must be 1 or more.")
         self.capacity = capacity
         self._counters = counters
         self._lock = threading.Lock()

@@ -12,32 +12,15 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from ros_kvstream.errors import FrameError, SettingsError
+from ros_kvstream.errors import FrameError
+from ros_kvstream.node.settings import IngestSettings
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import Image
 
 Pixels = NDArray[Any]
 Rgb = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class DepthRendering:
-    """Handling of depth images (16UC1 in millimetres, 32FC1 in metres; REP 118)."""
-
-    mode: str = "refuse"
-    """"refuse" drops depth images; "grey" renders them: near is bright, no measurement is black."""
-    near: float = 0.3
-    """Metres at and below which a pixel is white."""
-    far: float = 10.0
-    """Metres at and beyond which a pixel has the darkest value of a measurement (1 of 255)."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("refuse", "grey"):
-            raise SettingsError(f"ingest.depth = {self.mode!r}: must be 'refuse' or 'grey'.")
-        if not 0.0 <= self.near < self.far <= 1e4:
-            raise SettingsError(f"ingest.depth_near = {self.near:g}, ingest.depth_far = {self.far:g}: "
-                                "must be 0 <= near < far <= 10000 metres.")
+DEFAULT_INGEST = IngestSettings()
 
 
 @dataclass(frozen=True)
@@ -103,28 +86,27 @@ DEPTH_LAYOUTS: dict[str, Layout] = {
     "16UC1": Layout(np.uint16, 1, _as_is),
     "32FC1": Layout(np.float32, 1, _as_is),
 }
-"""Supported depth encodings, rejected or rendered according to ``DepthRendering``."""
+"""Supported depth encodings, rejected or rendered according to ``IngestSettings.depth`` (REP 118)."""
 
 _ALIASES = {name.lower(): name for name in (*LAYOUTS, *DEPTH_LAYOUTS)} | {"8uc": "8UC1"}
 
 
-def image_to_rgb(message: Image, depth: DepthRendering | None = None) -> Rgb:
+def image_to_rgb(message: Image, ingest: IngestSettings = DEFAULT_INGEST) -> Rgb:
     """Convert a raw image message to RGB.
 
     For rgb8 without row padding the result is a view of the message's data; other 8-bit encodings are copied once.
 
-    :param message: image with any encoding, step and byte order; :param depth: handling of depth images.
+    :param message: image with any encoding, step and byte order; :param ingest: handling of depth images.
     :returns: uint8 [height, width, 3].
     :raises FrameError: an unsupported encoding, a depth image that is not rendered, or an inconsistent size.
     """
-    depth = depth or DepthRendering()
     name = _ALIASES.get(message.encoding.strip().lower())
     if name is None:
         raise FrameError(f"image encoding {message.encoding[:40]!r} is not supported; supported are "
                          + ", ".join((*LAYOUTS, *DEPTH_LAYOUTS)) + ".")
     if name in DEPTH_LAYOUTS:
-        refuse_depth(name, depth)
-        return render_depth(_pixels(message, name, DEPTH_LAYOUTS[name]), depth)
+        refuse_depth(name, ingest)
+        return render_depth(_pixels(message, name, DEPTH_LAYOUTS[name]), ingest)
     layout = LAYOUTS[name]
     return to_eight_bits(layout.to_rgb(_pixels(message, name, layout)))
 
@@ -162,19 +144,20 @@ def to_eight_bits(pixels: Pixels) -> Rgb:
     return np.asarray(cv2.convertScaleAbs(pixels, alpha=255.0 / 65535.0), dtype=np.uint8)
 
 
-def refuse_depth(encoding: str, depth: DepthRendering) -> None:
+def refuse_depth(encoding: str, ingest: IngestSettings) -> None:
     """Raise FrameError unless depth images are rendered."""
-    if depth.mode == "refuse":
+    if ingest.depth == "refuse":
         raise FrameError(f"{encoding} is a depth image; set ingest.depth to 'grey' to render it.")
 
 
-def render_depth(pixels: Pixels, depth: DepthRendering) -> Rgb:
+def render_depth(pixels: Pixels, ingest: IngestSettings) -> Rgb:
     """Render depth [height, width] as grey RGB: near is white, far is dark, no measurement (0, NaN, inf) is black.
 
     :param pixels: uint16 millimetres or float32 metres.
     """
     metres = pixels.astype(np.float32) * (np.float32(1e-3) if pixels.dtype == np.uint16 else np.float32(1.0))
     measured = np.isfinite(metres) & (metres > 0.0)
-    share = np.clip((np.where(measured, metres, depth.far) - depth.near) / (depth.far - depth.near), 0.0, 1.0)
+    near, far = ingest.depth_near, ingest.depth_far
+    share = np.clip((np.where(measured, metres, far) - near) / (far - near), 0.0, 1.0)
     grey = np.where(measured, np.rint(255.0 - 254.0 * share), 0.0).astype(np.uint8)
     return np.asarray(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), dtype=np.uint8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -33,18 +32,12 @@ DARK = 0.25
 """Brightness of a patch that no layer and KV head keeps."""
 
 
-@dataclass(frozen=True)
-class _Thumbnail:
-    stamp: float
-    picture: Rgb
-
-
 class KeptTokens:
     """Draws while the topic has a subscriber. Runs in the worker's thread, because it reads the memory."""
 
     def __init__(self, node: LifecycleNode) -> None:
         self._publisher = node.create_lifecycle_publisher(Image, "~/kept_tokens", 1)
-        self._thumbnails: dict[int, _Thumbnail] = {}
+        self._thumbnails: dict[int, Rgb] = {}
         self._drawn = 0.0
 
     def observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation,
@@ -57,7 +50,7 @@ class KeptTokens:
             self._thumbnails.clear()
             return
         if observation.kept:
-            self._thumbnails[observation.frame_id] = _Thumbnail(frame.stamp, _fit(pixels, WIDTH // TILES))
+            self._thumbnails[observation.frame_id] = _fit(pixels, WIDTH // TILES)
         now = time.monotonic()
         if now - self._drawn < PERIOD:
             return
@@ -65,7 +58,7 @@ class KeptTokens:
         shares = kept_patches([*self._thumbnails, observation.frame_id])
         self._drop_evicted(shares)
         picture = draw(pixels, shares.get(observation.frame_id), [
-            (thumbnail.picture, shares[frame_id]) for frame_id, thumbnail in evenly_spaced(self._thumbnails, TILES)])
+            (thumbnail, shares[frame_id]) for frame_id, thumbnail in evenly_spaced(self._thumbnails, TILES)])
         self._publisher.publish(_message(picture, frame))
 
     def _drop_evicted(self, shares: Mapping[int, Shares]) -> None:
@@ -76,7 +69,7 @@ class KeptTokens:
         self._thumbnails = {frame_id: self._thumbnails[frame_id] for frame_id in held}
 
 
-def evenly_spaced(thumbnails: Mapping[int, _Thumbnail], count: int) -> list[tuple[int, _Thumbnail]]:
+def evenly_spaced(thumbnails: Mapping[int, Rgb], count: int) -> list[tuple[int, Rgb]]:
     """Select at most ``count`` thumbnails, evenly spaced from the oldest to the newest."""
     ordered = sorted(thumbnails.items())
     if len(ordered) <= count:

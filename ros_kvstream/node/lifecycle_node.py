@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lifecycle_msgs.msg import Transition
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -29,9 +29,12 @@ from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.reporting import Heartbeat, Reporter
 from ros_kvstream.node.services import Services, finished
 from ros_kvstream.node.session import NodeStatus, Session, make_session
-from ros_kvstream.node.worker import Memory, WorkerEvents, describe
+from ros_kvstream.node.worker import WorkerEvents, describe
 from ros_kvstream.records import Observation
 from ros_kvstream.settings import StreamSettings
+
+if TYPE_CHECKING:
+    from ros_kvstream.stream.memory import VideoMemory
 
 CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
@@ -140,7 +143,7 @@ class KvStreamNode(LifecycleNode):
         if not isinstance(prepared, Session):
             return self._failed("configure", "unconfigured", prepared or KvStreamError("no session was prepared."))
         self.status.session, self.status.state, self.status.failure = prepared, "inactive", ""
-        self.get_logger().info(f"Configured: {prepared.model}, {prepared.policy}, "
+        self.get_logger().info(f"Configured: {prepared.memory.model_name}, {prepared.policy}, "
                                f"{self.parameters.value('memory.budget_mib'):g} MiB.")
         return super().on_configure(state)
 
@@ -225,7 +228,7 @@ class KvStreamNode(LifecycleNode):
         if session is None:
             return
         before = self.parameters.value("memory.budget_mib")
-        session.check_budget(budget_mib)
+        session.memory.check_budget(budget_mib)
 
         def applied(done: Future[None]) -> None:
             if error := done.exception():
@@ -239,7 +242,7 @@ class KvStreamNode(LifecycleNode):
         session = self.status.session
         if session is None:
             return
-        session.check_settings(settings)
+        session.memory.check_settings(settings)
         session.policy = settings.memory.policy
 
         def applied(done: Future[None]) -> None:
@@ -278,7 +281,7 @@ class KvStreamNode(LifecycleNode):
 
     # -- events of the worker, in its thread ------------------------------------------------------------------------
 
-    def _observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation, memory: Memory) -> None:
+    def _observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation, memory: VideoMemory) -> None:
         self._faults_in_a_row = 0
         self._reporter.observed(frame, observation)
         self._kept_tokens.observed(frame, pixels, observation, memory.kept_patches)
@@ -292,8 +295,8 @@ class KvStreamNode(LifecycleNode):
         reason = describe(error)
         self._reporter.fault(f"{what}: {reason}")
         self.get_logger().error(f"Error inside the memory, {what} dropped: {reason}", throttle_duration_sec=1.0)
-        if (self.parameters.value("faults.action") == "deactivate"
-                and self._faults_in_a_row == self.parameters.value("faults.limit")):
+        faults = self.parameters.node_settings().faults
+        if faults.action == "deactivate" and self._faults_in_a_row == faults.limit:
             self._in_executor(self._deactivate_for_faults)
 
     def _in_executor(self, function: Callable[[], None]) -> None:

@@ -22,15 +22,12 @@ MAX_CONVERSATION_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Question:
-    """One question with its limits; raises QuestionError for an invalid one."""
+    """One question; raises QuestionError for what only the node limits. The memory checks the rest."""
 
     text: str
     camera: str = ""
-    """Name of a camera; empty: all."""
     since: float = 0.0
-    """Seconds; 0: unbounded."""
     until: float = 0.0
-    """Seconds; 0: unbounded."""
     max_new_tokens: int = 0
     """0: the limit of the memory."""
     timeout: float = 60.0
@@ -39,18 +36,12 @@ class Question:
     """Label chosen by the client and published with the answer; the model does not see earlier questions."""
 
     def __post_init__(self) -> None:
-        if not self.text.strip():
-            raise QuestionError("question is empty.")
         if len(self.text) > MAX_QUESTION_CHARACTERS:
             raise QuestionError(f"question has {len(self.text)} characters; at most {MAX_QUESTION_CHARACTERS} "
                                 "are accepted.")
         if len(self.conversation_id) > MAX_CONVERSATION_CHARACTERS:
             raise QuestionError(f"conversation_id has {len(self.conversation_id)} characters; at most "
                                 f"{MAX_CONVERSATION_CHARACTERS} are accepted.")
-        if self.until and self.since > self.until:
-            raise QuestionError(f"since = {self.since:.3f} is after until = {self.until:.3f}.")
-        if self.max_new_tokens < 0:
-            raise QuestionError(f"max_new_tokens = {self.max_new_tokens}: must be 0 (the node's limit) or more.")
         if not math.isfinite(self.timeout) or self.timeout <= 0.0:
             raise QuestionError(f"timeout_s = {self.timeout}: must be a finite number of seconds above 0.")
 

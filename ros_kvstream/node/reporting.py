@@ -14,13 +14,14 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode
 
 from ros_kvstream import msg
-from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.diagnostics import CameraHealth, Health, statuses
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import stats_message, to_seconds
 from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.session import NodeStatus, Session
+from ros_kvstream.node.settings import DiagnosticsSettings
 from ros_kvstream.records import Answer, Observation
 
 LATELY = 10.0
@@ -86,8 +87,7 @@ class Reporter:
 
     def report(self, status: NodeStatus) -> None:
         """Publish both topics once, and finish questions whose time limit has passed."""
-        session, value = status.session, self._parameters.value
-        thresholds = Thresholds(*(value(f"diagnostics.{name}") for name in ("no_image_s", "image_age_s", "drop_share")))
+        session, thresholds = status.session, self._parameters.node_settings().diagnostics
         if session is not None:
             session.worker.questions.expire()
         health = self._health(status, session, self._cameras(session, thresholds) if session else [])
@@ -105,12 +105,12 @@ class Reporter:
         if session is None:
             return Health(**common, model=str(self._parameters.value("model")))
         return Health(
-            **common, model=session.model, trained=session.trained, policy=session.policy,
+            **common, model=session.memory.model_name, trained=session.memory.model.trained, policy=session.policy,
             worker_died=session.worker.died, memory=session.worker.stats, frames=session.counters.total(),
             queue_capacity=session.frames.capacity, questions_waiting=len(session.worker.questions),
             newest=self._newest, cameras=cameras, metrics=self._metrics)
 
-    def _cameras(self, session: Session, thresholds: Thresholds) -> list[CameraHealth]:
+    def _cameras(self, session: Session, thresholds: DiagnosticsSettings) -> list[CameraHealth]:
         healths = []
         for camera in list(session.cameras):
             name = camera.camera.name
@@ -148,11 +148,7 @@ class Heartbeat:
 
     def __init__(self, period: Callable[[], float], beat: Callable[[], None],
                  failed: Callable[[Exception], None]) -> None:
-        """Start the thread.
-
-        :param period: returns the seconds until the next call; :param beat: the function to call; :param failed:
-            receives an exception of ``beat``, which is called again all the same.
-        """
+        """:param period: returns the seconds until the next call; :param failed: receives an exception of ``beat``."""
         self._period = period
         self._beat = beat
         self._failed = failed

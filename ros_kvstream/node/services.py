@@ -22,20 +22,19 @@ from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion, Question
 from ros_kvstream.node.reporting import Reporter
 from ros_kvstream.node.session import NodeStatus, Session, memory_file
-from ros_kvstream.node.worker import Memory, describe
+from ros_kvstream.node.worker import describe
 from ros_kvstream.records import Answer
 from ros_kvstream.srv import MemoryFile, Query
 
 if TYPE_CHECKING:
     from ros_kvstream.stream.checkpoint import SavedMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
 
 class Services:
     """The node's services and its action. Handlers run in the executor thread and never raise."""
 
-    def __init__(
-        self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter
-    ) -> None:
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter) -> None:
         self._node = node
         self._parameters = parameters
         self._status = status
@@ -91,9 +90,8 @@ class Services:
                 self._status.session.worker.questions.expire()
         return CancelResponse.ACCEPT
 
-    async def _respond(
-        self, request: Any, response: Any, ask: Callable[[Question], Awaitable[Answer]]
-    ) -> Exception | None:
+    async def _respond(self, request: Any, response: Any,
+                       ask: Callable[[Question], Awaitable[Answer]]) -> Exception | None:
         """Fill a response of the service or the action, publish it on ~/answers, and return the error, if any."""
         failure: Exception | None = None
         try:
@@ -127,9 +125,9 @@ class Services:
     async def _clear(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """Evict every frame."""
         try:
-            session = self._session("clear")
-            frames = session.worker.stats.frames_remembered
-            await finished(self._node, session.worker.call(lambda memory: memory.clear()))
+            worker = self._session("clear").worker
+            frames = worker.stats.frames_remembered
+            await finished(self._node, worker.call(lambda memory: memory.clear()))
             response.success, response.message = True, f"{frames} frames evicted"
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
             response.success, response.message = False, self._reason("clear", error)
@@ -144,7 +142,7 @@ class Services:
         return await self._transfer("load", request, response, lambda memory, path: memory.load(path))
 
     async def _transfer(self, name: str, request: MemoryFile.Request, response: MemoryFile.Response,
-                        transfer: Callable[[Memory, Path], SavedMemory]) -> MemoryFile.Response:
+                        transfer: Callable[[VideoMemory, Path], SavedMemory]) -> MemoryFile.Response:
         try:
             session = self._session(name)
             path = memory_file(self._parameters.value("memory.directory"), request.name)

@@ -8,18 +8,21 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ros_kvstream.errors import MemoryFileError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.compressed_images import compressed_to_rgb
 from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue
-from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
+from ros_kvstream.node.images import Rgb, image_to_rgb
 from ros_kvstream.node.parameters import NodeParameters
-from ros_kvstream.node.settings import CameraSettings
-from ros_kvstream.node.worker import Memory, Worker, WorkerEvents
+from ros_kvstream.node.settings import CameraSettings, IngestSettings
+from ros_kvstream.node.worker import Worker, WorkerEvents
 from ros_kvstream.settings import StreamSettings
+
+if TYPE_CHECKING:
+    from ros_kvstream.stream.memory import VideoMemory
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENDING = ".safetensors"
@@ -34,12 +37,8 @@ class Session:
     counters: FrameCounters
     policy: str
     camera_settings: tuple[CameraSettings, ...]
-    model: str
-    trained: bool
-    check_budget: Callable[[float], None]
-    """Raises BudgetError for a budget in MiB that the memory cannot use."""
-    check_settings: Callable[[StreamSettings], None]
-    """Raises SettingsError for settings that the memory cannot apply while it runs."""
+    memory: VideoMemory
+    """Owned by the worker; other threads only read what never changes and call its ``check_*`` methods."""
     cameras: list[CameraSubscription] = field(default_factory=list)
 
 
@@ -60,30 +59,26 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, log: Callable
 
     :raises KvStreamError: when the parameters do not fit together.
     """
-    settings, depth, cameras = parameters.stream_settings(), parameters.depth(), parameters.cameras()
+    settings, ingest, cameras = parameters.stream_settings(), parameters.node_settings().ingest, parameters.cameras()
     counters = FrameCounters()
-    frames = FrameQueue(parameters.value("ingest.queue_frames"), counters)
-    worker = Worker(frames, counters, lambda message: _convert(message, depth), events)
+    frames = FrameQueue(ingest.queue_frames, counters)
+    worker = Worker(frames, counters, lambda message: _convert(message, ingest), events)
     done: Future[Session] = Future()
 
-    def complete(made: Future[Memory]) -> None:
+    def complete(made: Future[VideoMemory]) -> None:
         if error := made.exception():
             done.set_exception(error)
             return
-        memory = made.result()
-        done.set_result(Session(
-            worker, frames, counters, settings.memory.policy, cameras, memory.model_name, memory.model.trained,
-            memory.check_budget, memory.check_settings))
+        done.set_result(Session(worker, frames, counters, settings.memory.policy, cameras, made.result()))
 
     restore = _restore_from(parameters, log)
     worker.start(lambda: _make_memory(settings, restore, log)).add_done_callback(complete)
     return done
 
 
-def _make_memory(settings: StreamSettings, restore: Path | None, log: Callable[[str], None]) -> Memory:
-    from ros_kvstream.models.loading import (
-        load_model,  # imports torch, which takes seconds: only in the worker's thread
-    )
+def _make_memory(settings: StreamSettings, restore: Path | None, log: Callable[[str], None]) -> VideoMemory:
+    # These import torch, which takes seconds: only in the worker's thread.
+    from ros_kvstream.models.loading import load_model
     from ros_kvstream.stream.memory import VideoMemory
 
     beside = int(settings.memory.budget_mib * (1 << 20))
@@ -125,6 +120,6 @@ def memory_file(directory: str, name: str) -> Path:
     return path
 
 
-def _convert(message: Any, depth: DepthRendering) -> Rgb:
+def _convert(message: Any, ingest: IngestSettings) -> Rgb:
     """Convert an image message of either type; raise FrameError when it cannot be converted."""
-    return compressed_to_rgb(message, depth) if hasattr(message, "format") else image_to_rgb(message, depth)
+    return compressed_to_rgb(message, ingest) if hasattr(message, "format") else image_to_rgb(message, ingest)

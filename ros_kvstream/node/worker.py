@@ -8,12 +8,12 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,10 @@ from ros_kvstream.errors import FrameError, KvStreamError, QuestionCancelled
 from ros_kvstream.node.frame_counters import DropCause, FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.questions import PendingQuestion, QuestionQueue
-from ros_kvstream.records import Answer, MemoryStats, Observation
-from ros_kvstream.settings import StreamSettings
+from ros_kvstream.records import MemoryStats, Observation
 
 if TYPE_CHECKING:
-    from ros_kvstream.stream.checkpoint import SavedMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
 Result = TypeVar("Result")
 THREAD_NAME = "kvstream_worker"
@@ -36,44 +35,11 @@ STATS_PERIOD = 0.25
 CLOSED = "the memory is being closed."
 
 
-class Model(Protocol):
-    """What the node reads of the model inside a memory."""
-
-    @property
-    def trained(self) -> bool: ...  # noqa: D102
-
-
-class Memory(Protocol):
-    """The part of ``stream.memory.VideoMemory`` that the node uses; documented there."""
-
-    @property
-    def model_name(self) -> str: ...  # noqa: D102
-
-    @property
-    def model(self) -> Model: ...  # noqa: D102
-
-    def observe(self, frame: NDArray[np.uint8], stamp: float, camera: str = ...) -> Observation: ...  # noqa: D102
-    def ask(self, question: str, *, camera: str = ..., since: float = ..., until: float = ...,  # noqa: D102
-            max_new_tokens: int | None = ..., should_stop: Callable[[], bool] | None = ...,
-            on_token: Callable[[str], None] | None = ...) -> Answer: ...
-    def stats(self) -> MemoryStats: ...  # noqa: D102
-    def kept_patches(self, frame_ids: Iterable[int]) -> Mapping[int, NDArray[np.float32]]: ...  # noqa: D102
-    def check_budget(self, budget_mib: float) -> None: ...  # noqa: D102
-    def set_budget(self, budget_mib: float) -> None: ...  # noqa: D102
-    def check_settings(self, settings: StreamSettings) -> None: ...  # noqa: D102
-    def reconfigure(self, settings: StreamSettings) -> None: ...  # noqa: D102
-    def clear(self) -> None: ...  # noqa: D102
-    def save(self, path: Path) -> SavedMemory: ...  # noqa: D102
-    def load(self, path: Path) -> SavedMemory: ...  # noqa: D102
-    def idle(self) -> bool: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
-
-
 @dataclass(frozen=True)
 class WorkerEvents:
     """Callbacks of the worker, called in its thread; they must not block."""
 
-    observed: Callable[[QueuedFrame, NDArray[np.uint8], Observation, Memory], None]
+    observed: Callable[[QueuedFrame, NDArray[np.uint8], Observation, VideoMemory], None]
     """The memory took a frame with these pixels. The callback may use the memory."""
     frame_refused: Callable[[QueuedFrame, FrameError], None]
     """A frame could not be converted, or the memory rejected it."""
@@ -94,7 +60,7 @@ class Worker:
         self._counters = counters
         self._convert = convert
         self._events = events
-        self._calls: deque[tuple[Callable[[Memory], Any], Future[Any]]] = deque()
+        self._calls: deque[tuple[Callable[[VideoMemory], Any], Future[Any]]] = deque()
         self._work = threading.Condition()
         self._stopping = False
         self._ingesting = False
@@ -102,13 +68,13 @@ class Worker:
         self._stats_taken = 0.0
         self._thread: threading.Thread | None = None
 
-    def start(self, make_memory: Callable[[], Memory]) -> Future[Memory]:
+    def start(self, make_memory: Callable[[], VideoMemory]) -> Future[VideoMemory]:
         """Start the thread and create the memory in it; the future holds the memory or the error.
 
         Callbacks of the future run in the worker's thread before it takes any work. The memory may be used only there
         and through ``call``.
         """
-        made: Future[Memory] = Future()
+        made: Future[VideoMemory] = Future()
         self._thread = threading.Thread(target=self._run, args=(make_memory, made), name=THREAD_NAME, daemon=True)
         self._thread.start()
         return made
@@ -146,7 +112,7 @@ class Worker:
         self.questions.expire()
         self.notify()
 
-    def call(self, function: Callable[[Memory], Result]) -> Future[Result]:
+    def call(self, function: Callable[[VideoMemory], Result]) -> Future[Result]:
         """Run a function on the memory before the next question or frame."""
         done: Future[Result] = Future()
         with self._work:
@@ -167,7 +133,7 @@ class Worker:
         """Whether the thread has ended without ``stop``."""
         return self._thread is not None and not self._thread.is_alive() and not self._stopping
 
-    def _run(self, make_memory: Callable[[], Memory], made: Future[Memory]) -> None:
+    def _run(self, make_memory: Callable[[], VideoMemory], made: Future[VideoMemory]) -> None:
         _name_thread()
         # The garbage collector needs 0.2 s for the 400,000 objects of a model, and blocks the other threads:
         # disable it while the model is loaded, and exclude these objects afterwards.
@@ -189,7 +155,7 @@ class Worker:
         gc.unfreeze()
         gc.collect()  # free a model that is part of a reference cycle before the next one is loaded
 
-    def _step(self, memory: Memory) -> bool:
+    def _step(self, memory: VideoMemory) -> bool:
         """Do the next piece of work, the most urgent first; False when the worker should end."""
         with self._work:
             if self._stopping and not self.questions.open():
@@ -213,7 +179,7 @@ class Worker:
             if not (self._calls or len(self.questions) or self._stopping or (self._ingesting and len(self._frames))):
                 self._work.wait(1.0)
 
-    def _idle(self, memory: Memory) -> bool:
+    def _idle(self, memory: VideoMemory) -> bool:
         """Let the memory do a piece of deferred work; False when none is left."""
         try:
             return memory.idle()
@@ -221,12 +187,12 @@ class Worker:
             self._events.fault("idle work", error)
             return False
 
-    def _refresh_stats(self, memory: Memory, period: float) -> None:
+    def _refresh_stats(self, memory: VideoMemory, period: float) -> None:
         now = time.monotonic()
         if now - self._stats_taken >= period:
             self._stats, self._stats_taken = memory.stats(), now
 
-    def _do_call(self, memory: Memory, function: Callable[[Memory], Any], done: Future[Any]) -> None:
+    def _do_call(self, memory: VideoMemory, function: Callable[[VideoMemory], Any], done: Future[Any]) -> None:
         try:
             result = function(memory)
             self._refresh_stats(memory, 0.0)
@@ -234,7 +200,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - passed to the caller
             done.set_exception(error)
 
-    def _observe(self, memory: Memory, frame: QueuedFrame) -> None:
+    def _observe(self, memory: VideoMemory, frame: QueuedFrame) -> None:
         cause = DropCause.ENCODING
         try:
             pixels = self._convert(frame.message)
@@ -255,7 +221,7 @@ class Worker:
             self._events.fault("report of a frame", error)
         self._refresh_stats(memory, STATS_PERIOD)
 
-    def _answer(self, memory: Memory, pending: PendingQuestion) -> None:
+    def _answer(self, memory: VideoMemory, pending: PendingQuestion) -> None:
         question = pending.question
         started = time.monotonic()
         try:

@@ -118,12 +118,15 @@ class PatrolWorld:
         self._offset = int(random.integers(PANORAMA_WIDTH))
         spans = _plan_sightings(settings, random)
         self._moves = _plan_moves(settings, random, spans)
-        self._first_room = str(random.choice(ROOMS))
-        self._moves = _choose_rooms(self._moves, self._first_room, random)
+        first_room = str(random.choice(ROOMS))
+        self._moves = _choose_rooms(self._moves, first_room, random)
         self._move_firsts = np.array([move.first for move in self._moves], np.int64)
         ways = [move.speed * (move.last - move.first + 1) for move in self._moves]
         self._ways = np.concatenate([[0], np.cumsum(ways, dtype=np.int64)])
-        self._rooms = self._rooms_entered()
+        self._rooms = [first_room]
+        """The first room, and the room after each move."""
+        for move in self._moves:
+            self._rooms.append(move.enters or self._rooms[-1])
         self.sightings: tuple[Sighting, ...] = self._describe(spans, random)
         self._sighting_firsts = np.array([sighting.first for sighting in self.sightings], np.int64)
         self._pause_frames, self._pauses = _plan_pauses(settings, random, spans)
@@ -220,12 +223,6 @@ class PatrolWorld:
         mask = mask[above : self.settings.size - top, before : self.settings.size - left, None]
         part = scene[top + above : top + above + mask.shape[0], left + before : left + before + mask.shape[1]]
         part += mask * (np.asarray(COLOURS[sighting.colour], np.float32) - part)
-
-    def _rooms_entered(self) -> list[str]:
-        rooms = [self._first_room]
-        for move in self._moves:
-            rooms.append(move.enters or rooms[-1])
-        return rooms
 
     def _describe(self, spans: list[tuple[int, int]], random: np.random.Generator) -> tuple[Sighting, ...]:
         """Choose a distinct shape, a colour, a place and a number for each span of frames, and look up its room."""

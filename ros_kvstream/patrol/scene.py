@@ -59,43 +59,23 @@ def _paint(base: tuple[int, int, int], weight: Array) -> Array:
     return np.asarray(base, np.float32) + 40.0 * weight[..., None]
 
 
-def _hall(x: Array, y: Array) -> Array:
-    return _paint((150, 135, 115), np.where(y > 38, -0.8, 0.3) + 0.5 * (np.mod(x, 28) < 5))
-
-
-def _kitchen(x: Array, y: Array) -> Array:
-    return _paint((125, 150, 150), np.where(np.mod(x // 7 + y // 7, 2) == 0, 0.6, -0.5))
-
-
-def _office(x: Array, y: Array) -> Array:
-    return _paint((120, 125, 155), np.sin(x * (2 * np.pi / 8)))
-
-
-def _lab(x: Array, y: Array) -> Array:
-    return _paint((150, 160, 165), -1.0 * ((np.mod(x, 14) < 2) | (np.mod(y, 14) < 2)) + 0.4)
-
-
-def _garage(x: Array, y: Array) -> Array:
-    return _paint((90, 90, 95), np.where(np.mod(x + y, 16) < 8, 0.6, -0.6))
-
-
-def _garden(x: Array, y: Array) -> Array:
-    waves = np.sin(x * (2 * np.pi / 16)) * np.sin(y * (2 * np.pi / 16))
-    return _paint((100, 135, 95), np.where(y < 16, 0.9, 0.9 * waves))
-
-
-def _library(x: Array, y: Array) -> Array:
-    return _paint((130, 100, 80), np.where(np.mod(y, 14) < 3, -0.9, np.where(np.mod(x * 7 // 4, 5) < 2, 0.5, 0.0)))
-
-
-def _workshop(x: Array, y: Array) -> Array:
-    return _paint((160, 130, 125), np.where((np.mod(x, 28) - 14) ** 2 + (np.mod(y, 28) - 14) ** 2 < 70, -0.8, 0.3))
-
-
 _PAINTERS: dict[str, Callable[[Array, Array], Array]] = {
-    "hall": _hall, "kitchen": _kitchen, "office": _office, "lab": _lab,
-    "garage": _garage, "garden": _garden, "library": _library, "workshop": _workshop,
-}  # fmt: skip
+    "hall": lambda x, y: _paint((150, 135, 115), np.where(y > 38, -0.8, 0.3) + 0.5 * (np.mod(x, 28) < 5)),
+    "kitchen": lambda x, y: _paint((125, 150, 150), np.where(np.mod(x // 7 + y // 7, 2) == 0, 0.6, -0.5)),
+    "office": lambda x, y: _paint((120, 125, 155), np.sin(x * (2 * np.pi / 8))),
+    "lab": lambda x, y: _paint((150, 160, 165), -1.0 * ((np.mod(x, 14) < 2) | (np.mod(y, 14) < 2)) + 0.4),
+    "garage": lambda x, y: _paint((90, 90, 95), np.where(np.mod(x + y, 16) < 8, 0.6, -0.6)),
+    "garden": lambda x, y: _paint(
+        (100, 135, 95), np.where(y < 16, 0.9, 0.9 * (np.sin(x * (2 * np.pi / 16)) * np.sin(y * (2 * np.pi / 16))))
+    ),
+    "library": lambda x, y: _paint(
+        (130, 100, 80), np.where(np.mod(y, 14) < 3, -0.9, np.where(np.mod(x * 7 // 4, 5) < 2, 0.5, 0.0))
+    ),
+    "workshop": lambda x, y: _paint(
+        (160, 130, 125), np.where((np.mod(x, 28) - 14) ** 2 + (np.mod(y, 28) - 14) ** 2 < 70, -0.8, 0.3)
+    ),
+}
+"""Wall of each room as a function of the native pixel coordinates."""
 
 
 @lru_cache(maxsize=64)
@@ -110,29 +90,26 @@ def panorama(room: str, scale: int) -> NDArray[np.uint8]:
     return picture
 
 
-def _polygon(canvas: NDArray[np.uint8], points: NDArray[np.float64], value: int = 255) -> None:
-    cv2.fillPoly(canvas, [np.round(points).astype(np.int32)], value)
+_BAR = np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)])
+_STAR_ANGLES = -np.pi / 2 + np.arange(10) * np.pi / 5
+_STAR_RADII = np.where(np.arange(10) % 2 == 0, 1.05, 0.42)
+_POLYGONS = {
+    "cone": (np.array([(0, -1), (1, 1), (-1, 1)]),),
+    "box": (np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]),),
+    "kite": (np.array([(0, -1), (0.75, 0), (0, 1), (-0.75, 0)]),),
+    "pipe": (_BAR,),
+    "cross": (_BAR[:, ::-1], _BAR),
+    "star": (_STAR_RADII[:, None] * np.stack([np.cos(_STAR_ANGLES), np.sin(_STAR_ANGLES)], -1),),
+}
+"""Corners of each shape around its centre, for half the size 1."""
 
 
 def _draw(canvas: NDArray[np.uint8], shape: str, centre: tuple[float, float], size: float) -> None:
     """Fill one shape of the given outer size around its centre; both in pixels of the canvas."""
     at, half = np.asarray(centre), size / 2
-    if shape == "cone":
-        _polygon(canvas, at + half * np.array([(0, -1), (1, 1), (-1, 1)]))
-    elif shape == "box":
-        _polygon(canvas, at + half * np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]))
-    elif shape == "kite":
-        _polygon(canvas, at + half * np.array([(0, -1), (0.75, 0), (0, 1), (-0.75, 0)]))
-    elif shape == "pipe":
-        _polygon(canvas, at + half * np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)]))
-    elif shape == "cross":
-        _polygon(canvas, at + half * np.array([(-1, -0.3), (1, -0.3), (1, 0.3), (-1, 0.3)]))
-        _polygon(canvas, at + half * np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)]))
-    elif shape == "star":
-        angles = -np.pi / 2 + np.arange(10) * np.pi / 5
-        radii = np.where(np.arange(10) % 2 == 0, 1.05, 0.42)
-        _polygon(canvas, at + half * radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], -1))
-    else:
+    for points in _POLYGONS.get(shape, ()):
+        cv2.fillPoly(canvas, [np.round(at + half * points).astype(np.int32)], 255)
+    if shape in ("ball", "tyre"):
         middle = (round(centre[0]), round(centre[1]))
         cv2.circle(canvas, middle, round(half), 255, -1)
         if shape == "tyre":

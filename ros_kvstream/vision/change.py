@@ -34,8 +34,6 @@ LARGEST_NOISE = 25.0
 """Noise is taken as at most this many grey levels, so that pure texture cannot hide every change."""
 LEVELS = np.repeat(np.arange(256, dtype=np.float32)[None, :, None], 3, axis=2)
 """All grey levels of three channels, [1, 256, 3]."""
-SUM = np.ones((1, 3), np.float32)
-"""Adds three channels (cv2.transform)."""
 DARKEST, BRIGHTEST = 5, 249
 """Pixels beyond these may be saturated and are ignored where there are others."""
 LEAST_PIXELS = 16
@@ -67,20 +65,15 @@ def make_flow(name: str) -> Flow:
         return lambda reference, new: cv2.calcOpticalFlowFarneback(  # type: ignore[call-overload,no-any-return]
             reference, new, None, 0.5, 3, 15, 3, 5, 1.2, 0
         )
-    presets = {
-        "dis_ultrafast": cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST,
-        "dis_fast": cv2.DISOPTICAL_FLOW_PRESET_FAST,
-        "dis_medium": cv2.DISOPTICAL_FLOW_PRESET_MEDIUM,
-    }
-    search = cv2.DISOpticalFlow.create(presets[name])
+    preset = getattr(cv2, f"DISOPTICAL_FLOW_PRESET_{name.removeprefix('dis_').upper()}")
+    search = cv2.DISOpticalFlow.create(preset)
     return lambda reference, new: search.calc(reference, new, None)  # type: ignore[call-overload,no-any-return]
 
 
 class Comparison:
-    """A new frame and a reference of the same size; each part is computed once, on first use."""
+    """A new frame and the newest kept one, of the same size; each part is computed once, on first use."""
 
     def __init__(self, reference: SmallFrame, new: SmallFrame) -> None:
-        """:param reference: the newest kept frame."""
         self.reference = reference
         self.new = new
 
@@ -149,18 +142,15 @@ class Comparison:
         coarse_excess = self.coarse_excess(math.ceil(reach / COARSE))
         if coarse_excess - OBVIOUS > threshold:
             return Change(0.0, coarse_excess - OBVIOUS, self.light.ratio, beyond=True)
-        tried = False
-        if reach <= block and coarse_excess > threshold:  # likely beyond; every change that is beyond is also a change
-            tried, beyond = True, self.excess_beyond(reach, block)
-            if beyond > threshold:
-                return Change(0.0, beyond, self.light.ratio, beyond=True)
+        near = reach <= block
+        likely = near and coarse_excess > threshold  # beyond is tried first; whatever is beyond is also a change
+        if likely and (beyond := self.excess_beyond(reach, block)) > threshold:
+            return Change(0.0, beyond, self.light.ratio, beyond=True)
         blocks = block_means(self.changed, block)
         if blocks.max() <= threshold:
             return Change(0.0, float(blocks.max()), self.light.ratio)
-        if reach <= block and not tried:
-            beyond = self.excess_beyond(reach, block)
-            if beyond > threshold:
-                return Change(0.0, beyond, self.light.ratio, beyond=True)
+        if near and not likely and (beyond := self.excess_beyond(reach, block)) > threshold:
+            return Change(0.0, beyond, self.light.ratio, beyond=True)
         field, unexplained, inside = self.warped(flow)
         rest = block_means(unexplained, block)
         moved = (blocks > threshold) & inside & (rest < 0.5 * blocks)
@@ -170,8 +160,7 @@ class Comparison:
 
 def block_means(values: Bytes, block: int) -> Floats:
     """Means over squares of ``block`` pixels around each pixel, float32, of uint8 [h, w]."""
-    means: Floats = cv2.boxFilter(values, cv2.CV_32F, (block, block))
-    return means
+    return cv2.boxFilter(values, cv2.CV_32F, (block, block))
 
 
 def _largest_displacement(field: Floats, moved: NDArray[np.bool_], block: int, scale: tuple[float, float]) -> float:
@@ -185,8 +174,7 @@ def _largest_displacement(field: Floats, moved: NDArray[np.bool_], block: int, s
 
 def _gradient(colour: Bytes) -> Bytes:
     """Largest difference among neighbouring pixels per channel, grey levels, uint8 [h, w, 3]."""
-    gradient: Bytes = cv2.morphologyEx(colour, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8))
-    return gradient
+    return cv2.morphologyEx(colour, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8))
 
 
 def _noise(light: Light, picture: Bytes, reference: SmallFrame, new: SmallFrame) -> Floats:
@@ -225,9 +213,8 @@ class Light:
     """Change of exposure and white balance between two frames, per channel."""
 
     gain: Floats
-    """[3]."""
     offset: Floats
-    """[3], grey levels."""
+    """[3], grey levels, as the gain."""
     ratio: float
     """Ratio of brightness or contrast, always >= 1."""
 
@@ -251,7 +238,7 @@ def match_light(reference: Bytes, new: Bytes) -> Light:
     found = new.astype(np.float32)
     for _ in range(2):
         expected = cv2.LUT(reference, (LEVELS * gain + offset).astype(np.float32))
-        error = cv2.transform(cv2.absdiff(expected, found), SUM)
+        error = cv2.transform(cv2.absdiff(expected, found), np.ones((1, 3), np.float32))  # sum of channels
         among = np.sort(error[usable > 0])
         median = 0.5 * (among[(len(among) - 1) // 2] + among[len(among) // 2])
         _, gain, offset = _fit_light(reference, new, usable & ((error <= median) * np.uint8(255)))

@@ -17,7 +17,6 @@ class FrameFilter:
     """Frame gate and saliency of all cameras. Keeps one small picture per camera; not thread-safe."""
 
     def __init__(self, gate: GateSettings, saliency: SaliencySettings) -> None:
-        """:param gate: when a frame passes; :param saliency: which patches of it do."""
         self._gate_settings = gate
         self._saliency = saliency
         self._gates: dict[str, FrameGate] = {}

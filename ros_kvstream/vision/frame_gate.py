@@ -43,13 +43,8 @@ class FrameGate:
     """
 
     def __init__(self, settings: GateSettings) -> None:
-        """:param settings: thresholds and mode; see GateSettings."""
         self.settings = settings
         self._flow = make_flow(settings.flow)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the newest kept frame and the adapted level: the next frame passes."""
         self._kept: SmallFrame | None = None
         self._kept_stamp = -math.inf
         self._newest_stamp = -math.inf
@@ -67,19 +62,19 @@ class FrameGate:
         check_frame(frame, stamp)
         if self.settings.mode == "off":
             return GateDecision(True, "off", 0.0, 0.0)
-        small = SmallFrame(frame, int(self.settings.side))
+        small = SmallFrame(frame, self.settings.side)
         since = stamp - self._newest_stamp
         self._newest_stamp = stamp
-        fresh = self._fresh(small, since)
-        if fresh:
+        kept = self._kept
+        if kept is None or small.shape != kept.shape or since < 0:
             self._keep(small, stamp)
             self._compared = None
-            return GateDecision(True, fresh, 0.0, 0.0)
-        assert self._kept is not None
+            reason = "first" if kept is None else "resized" if small.shape != kept.shape else "time_reset"
+            return GateDecision(True, reason, 0.0, 0.0)
         settings, elapsed = self.settings, self._time(stamp - self._kept_stamp)
-        self._compared = Comparison(self._kept, small)
+        self._compared = Comparison(kept, small)
         change = self._compared.change(
-            int(settings.block), settings.residual * self.level, settings.motion * self.level * elapsed, self._flow
+            settings.block, settings.residual * self.level, settings.motion * self.level * elapsed, self._flow
         )
         decision = self._judge(change, stamp - self._kept_stamp)
         if self.settings.mode == "adaptive":
@@ -100,14 +95,6 @@ class FrameGate:
         rows = np.linspace(0, smooth.shape[0], grid_rows, endpoint=False).astype(int)
         columns = np.linspace(0, smooth.shape[1], grid_cols, endpoint=False).astype(int)
         return np.maximum.reduceat(np.maximum.reduceat(smooth, rows, axis=0), columns, axis=1).astype(np.float32)
-
-    def _fresh(self, small: SmallFrame, since: float) -> str:
-        """Reason why a frame cannot be compared with the newest kept one; empty if it can."""
-        if self._kept is None:
-            return "first"
-        if small.shape != self._kept.shape:
-            return "resized"
-        return "time_reset" if since < 0 else ""
 
     def _judge(self, change: Change, elapsed: float) -> GateDecision:
         """Decide on a change within ``elapsed`` seconds."""

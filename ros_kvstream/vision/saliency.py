@@ -25,7 +25,6 @@ def saliency_map(frame: Bytes, grid_rows: int, grid_cols: int, resized_hw: tuple
     """Saliency of each merged patch: mean edge strength plus deviation of the LAB colour within the patch.
 
     :param frame: RGB uint8 [height, width, 3].
-    :param grid_rows: rows of merged patches; :param grid_cols: columns of merged patches.
     :param resized_hw: (height, width) in pixels to which the model resizes the frame before it cuts patches; must be
         divisible by the grid.
     :raises FrameError: for an unusable frame, or a size that the grid does not divide.
@@ -49,7 +48,6 @@ def salient_patches(saliency: Floats, settings: SaliencySettings, changed: Float
     """Select patches: the salient ones, their neighbours, and those that changed (``novel``: only the last).
 
     :param saliency: float32 [rows, cols] of saliency_map.
-    :param settings: threshold, guard ring and maximum share to leave out.
     :param changed: change of each patch since the newest kept frame, float32 [rows, cols] in grey levels beyond noise
         (FrameGate.changed_patches); a changed patch counts as salient, so that a moving thing keeps its patches
         whatever its texture; None without an earlier frame.
@@ -82,9 +80,8 @@ def novel_patches(changed: Floats, settings: SaliencySettings) -> Mask | None:
 
 def _guarded(salient: Mask, settings: SaliencySettings) -> Mask:
     """The salient patches and their neighbours."""
-    side = 2 * int(settings.guard) + 1
-    guarded: Mask = cv2.dilate(salient.astype(np.uint8), np.ones((side, side), np.uint8)) > 0
-    return guarded
+    side = 2 * settings.guard + 1
+    return cv2.dilate(salient.astype(np.uint8), np.ones((side, side), np.uint8)) > 0
 
 
 def _fewest_kept(patches: int, settings: SaliencySettings) -> int:
@@ -92,27 +89,20 @@ def _fewest_kept(patches: int, settings: SaliencySettings) -> int:
 
 
 def write_overlay(
-    path_in: str | Path,
-    path_out: str | Path,
-    settings: SaliencySettings,
-    grid: tuple[int, int],
-    resized_hw: tuple[int, int],
+    picture: Bytes, path: str | Path, settings: SaliencySettings, grid: tuple[int, int], resized_hw: tuple[int, int]
 ) -> dict[str, float]:
     """Draw the saliency on a picture: patches that are left out are darkened, each with its value.
 
-    :param path_in: any picture that OpenCV reads; :param path_out: picture to write; the suffix sets the format.
+    :param picture: BGR uint8 [height, width, 3]; :param path: picture to write; the suffix sets the format.
     :param grid: (rows, columns) of merged patches; :param resized_hw: (height, width) after the model's resize.
-    :raises FrameError: when the picture cannot be read or written.
+    :raises FrameError: when the picture cannot be written.
 
     Returns rows, columns, kept_share, and the least and greatest value.
     """
-    picture = cv2.imread(str(path_in), cv2.IMREAD_COLOR)
-    if picture is None:
-        raise FrameError(f"{path_in}: not a readable picture.")
     saliency = saliency_map(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), *grid, resized_hw)
     kept = salient_patches(saliency, settings)
-    if not cv2.imwrite(str(path_out), _draw(picture, saliency, kept)):
-        raise FrameError(f"{path_out}: cannot be written; check the folder and the suffix.")
+    if not cv2.imwrite(str(path), _draw(picture, saliency, kept)):
+        raise FrameError(f"{path}: cannot be written; check the folder and the suffix.")
     return {
         "rows": float(grid[0]), "columns": float(grid[1]), "kept_share": float(kept.mean()),
         "least": float(saliency.min()), "greatest": float(saliency.max()),

@@ -46,8 +46,7 @@ class SmallFrame:
         """RGB, [h, w, 3]."""
         if self._halved.shape[1::-1] == self.size:
             return self._halved
-        small: Bytes = cv2.resize(self._halved, self.size, interpolation=cv2.INTER_AREA)
-        return small
+        return cv2.resize(self._halved, self.size, interpolation=cv2.INTER_AREA)
 
     @cached_property
     def grey(self) -> Bytes:
@@ -61,8 +60,15 @@ class SmallFrame:
 
     @cached_property
     def noise(self) -> Floats:
-        """Standard deviation of the sensor noise per channel, [3], grey levels of the small picture."""
-        return spatial_noise(self.colour)
+        """Standard deviation of the sensor noise per channel, float32 [3], grey levels of the small picture, up to 63.
+
+        The median response of a kernel that ignores gradients and straight edges. After J. Immerkaer, Fast noise
+        variance estimation (1996), with the median instead of the mean, so that texture on less than half of the
+        picture does not count.
+        """
+        kernel = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
+        response = cv2.filter2D(self.colour, cv2.CV_16S, kernel)[::2, ::2]
+        return medians(cv2.convertScaleAbs(response)) / np.float32(0.6745 * 6.0)
 
 
 def coarse(picture: Bytes, size: tuple[int, int] | None = None) -> Bytes:
@@ -71,8 +77,7 @@ def coarse(picture: Bytes, size: tuple[int, int] | None = None) -> Bytes:
     wanted = max(1, width // COARSE), max(1, height // COARSE)
     if size is not None and picture.shape[1::-1] != size:
         picture = _halve(picture, (4 * wanted[0], 4 * wanted[1]))
-    means: Bytes = cv2.resize(picture, wanted, interpolation=cv2.INTER_AREA)
-    return means
+    return cv2.resize(picture, wanted, interpolation=cv2.INTER_AREA)
 
 
 def _halve(picture: Bytes, size: tuple[int, int]) -> Bytes:
@@ -81,17 +86,6 @@ def _halve(picture: Bytes, size: tuple[int, int]) -> Bytes:
         half = picture.shape[1] // 2, picture.shape[0] // 2
         picture = cv2.resize(picture, half, interpolation=cv2.INTER_AREA)
     return picture
-
-
-def spatial_noise(colour: Bytes) -> Floats:
-    """Noise per channel from one picture: the median response of a kernel that ignores gradients and straight edges.
-
-    After J. Immerkaer, Fast noise variance estimation (1996), with the median instead of the mean, so that texture
-    on less than half of the picture does not count. Returns float32 [3] standard deviations, at most 63.
-    """
-    kernel = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
-    response = cv2.filter2D(colour, cv2.CV_16S, kernel)[::2, ::2]
-    return medians(cv2.convertScaleAbs(response)) / np.float32(0.6745 * 6.0)
 
 
 def medians(values: Bytes) -> Floats:

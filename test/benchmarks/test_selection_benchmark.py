@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from benchmarks.selection import show
-from benchmarks.selection_timing import BenchmarkShape, measure
+from benchmarks.selection import BenchmarkShape, measure, show
 
 SMALL = BenchmarkShape(layers=2, head_dim=32, frames=16, keep_frames=12, rows=4, columns=5, repeats=1)
 

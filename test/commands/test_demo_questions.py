@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,18 +18,24 @@ from ros_kvstream.commands.demo import TYPICAL_QUESTIONS, PlayedFrame, plan_with
 from ros_kvstream.commands.demo_report import Reply
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup
 from ros_kvstream.patrol.question_plan import PlannedQuestion, left_window
+from ros_kvstream.recordings.bag_salvage import RawMessage
+from ros_kvstream.recordings.bags import BagError
 
-PLAYER = """
-import json, sys, time
-frames, period, ends = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "ends"
-for index in range(frames):
-    print(json.dumps({"frame": index, "stamp": 100.0 + index}), flush=True)
-    time.sleep(period)
-if ends:
-    print(json.dumps({"published": frames}), flush=True)
-else:
-    sys.exit("the disk is gone")
-"""
+MESSAGE = RawMessage("/image", "sensor_msgs/msg/Image", 0, b"")
+
+
+class FakePlayer:
+    """A player that publishes each message after a period."""
+
+    def __init__(self, period: float = 0.0) -> None:
+        self._period = period
+
+    def wait(self, message: RawMessage, longest: float) -> bool:
+        time.sleep(min(self._period, longest))
+        return self._period <= longest
+
+    def publish(self, camera: str, message: RawMessage) -> None:
+        pass
 
 
 class Client:
@@ -49,27 +56,20 @@ class Client:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[ProcessGroup]:
+def node(tmp_path: Path) -> Iterator[Process]:
     with ProcessGroup(tmp_path, os.environ, patience=0.5) as group:
-        yield group
-
-
-def start(group: ProcessGroup, frames: int, period: float, ending: str = "ends") -> tuple[Process, Process]:
-    node = group.start("node", [sys.executable, "-c", "import time; time.sleep(600)"])
-    command = [sys.executable, "-c", PLAYER, str(frames), str(period), ending]
-    return node, group.start("player", command, pipe=True)
+        yield group.start("node", [sys.executable, "-c", "import time; time.sleep(600)"])
 
 
 def questions(*moments: int) -> list[PlannedQuestion]:
     return [PlannedQuestion(f"question {number}?", at, at) for number, at in enumerate(moments)]
 
 
-def ask(
-    client: Client, processes: tuple[Process, Process], plan: list[PlannedQuestion], period: float = 0.0
-) -> list[Reply]:
+def ask(client: Client, node: Process, frames: int, plan: list[PlannedQuestion], period: float = 0.0) -> list[Reply]:
     """Play and ask everything; the replies. The client counts the frames."""
     replies = []
-    for event in play_and_ask(*processes, client, plan, period):  # type: ignore[arg-type]
+    messages = [(100.0 + index, MESSAGE) for index in range(frames)]
+    for event in play_and_ask(node, FakePlayer(), messages, client, plan, period):  # type: ignore[arg-type]
         if isinstance(event, PlayedFrame):
             client.seen.append(event.index)
         else:
@@ -77,38 +77,42 @@ def ask(
     return replies
 
 
-def test_each_question_is_asked_right_after_its_frame(group: ProcessGroup) -> None:
+def test_each_question_is_asked_right_after_its_frame(node: Process) -> None:
     client, plan = Client(), questions(1, 3)
-    replies = ask(client, start(group, 6, 0.0), plan)
+    replies = ask(client, node, 6, plan)
     assert client.seen == [0, 1, 2, 3, 4, 5]
     assert client.asked == [("question 0?", 2), ("question 1?", 4)]
     assert replies == [Reply(planned, f"answer to {planned.text}") for planned in plan]  # type: ignore[arg-type]
 
 
-def test_questions_about_frames_that_never_come_are_asked_at_the_end(group: ProcessGroup) -> None:
+def test_questions_about_frames_that_never_come_are_asked_at_the_end(node: Process) -> None:
     client = Client()
-    ask(client, start(group, 2, 0.0), questions(5, 90), 0.1)
+    ask(client, node, 2, questions(5, 90), 0.1)
     assert client.asked == [("question 0?", 2), ("question 1?", 2)]
 
 
-def test_a_player_that_breaks_off_is_an_error_with_its_log(group: ProcessGroup) -> None:
+def test_a_recording_that_breaks_off_is_an_error(node: Process) -> None:
+    def messages() -> Iterator[tuple[float, RawMessage]]:
+        yield 100.0, MESSAGE
+        raise BagError("the disk is gone")
+
     client = Client()
-    with pytest.raises(ProcessError, match=r"(?s)player ended before the end of the recording.*the disk is gone"):
-        ask(client, start(group, 2, 0.0, "breaks off"), questions(5), 0.1)
+    with pytest.raises(BagError, match="the disk is gone"):
+        list(play_and_ask(node, FakePlayer(), messages(), client, questions(5), 0.1))  # type: ignore[arg-type]
     assert client.asked == []
 
 
-def test_a_node_that_ends_is_an_error(group: ProcessGroup) -> None:
-    node, player = start(group, 600, 1.0)
+def test_a_node_that_ends_is_an_error(node: Process) -> None:
+    messages = [(100.0, MESSAGE)] * 600
     with pytest.raises(ProcessError, match="node ended with status"):
-        for _ in play_and_ask(node, player, Client(), questions(500), 0.1):  # type: ignore[arg-type]
+        for _ in play_and_ask(node, FakePlayer(), messages, Client(), questions(500), 0.1):  # type: ignore[arg-type]
             node.kill()
 
 
-def test_a_node_that_does_not_respond_is_an_error(group: ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_respond_is_an_error(node: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "RESPONSE_SECONDS", 0.3)
     with pytest.raises(ProcessError, match="node did not respond within 0.3 s"):
-        ask(Client(answers=False), start(group, 2, 0.0), questions(0), 0.1)
+        ask(Client(answers=False), node, 2, questions(0), 0.1)
 
 
 @pytest.mark.parametrize("frames", [2, 10, 1000])

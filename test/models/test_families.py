@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.policies.redundancy import similarity_to_newer
 from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.models.loading import describe_model, load_model
+from ros_kvstream.models.qwen3_vl import MOST_SECONDS
 from ros_kvstream.retrieval.context import build_context
 from ros_kvstream.retrieval.token_indices import grid_coordinates
 from ros_kvstream.settings import (
@@ -169,15 +171,10 @@ def test_a_checkpoint_in_a_folder_gives_the_same_model(make: Callable[..., Any],
     for memory in (first, second):
         checks.feed(memory, checks.frames_of(7, 3), range(3))
     assert torch.allclose(checks.question_logits(first), checks.question_logits(second), atol=1e-5)
-
-
-@EVERY_FAMILY
-def test_half_precision_goes_through_tower_and_language_model(make: Callable[..., Any], tmp_path: Path) -> None:
-    settings = ModelSettings(path=str(save_model(make(layers=2), tmp_path)), device="cpu", dtype="bfloat16")
-    memory = checks.stream_of(load_model(settings))
-    checks.feed(memory, checks.frames_of(0, 3), [0.0, 1.0, 2.0])
-    assert memory.arena.frame_slots(0).keys.dtype == torch.bfloat16
-    assert memory.ask(checks.QUESTION).latency.answer_tokens >= 0
+    half = checks.stream_of(load_model(replace(settings, dtype="bfloat16")))
+    checks.feed(half, checks.frames_of(0, 3), [0.0, 1.0, 2.0])
+    assert half.arena.frame_slots(0).keys.dtype == torch.bfloat16
+    assert half.ask(checks.QUESTION).latency.answer_tokens >= 0
 
 
 def test_the_processors_own_chat_template_wins_over_a_tokenizers_that_knows_no_pictures(tmp_path: Path) -> None:
@@ -210,9 +207,16 @@ def test_grid_is_what_the_vision_tower_gives_for_any_picture_size(make: Callable
 
 
 @EVERY_FAMILY
+def test_a_frames_text_never_passes_the_room_planned_for_it(make: Callable[..., Any]) -> None:
+    model = make(layers=1)
+    for seconds in (0.0, 59.96, 59.99, 3599.0, 5999.0, 6000.0, 86_399.9, 1e6, MOST_SECONDS - 0.1, MOST_SECONDS, 3e9):
+        assert sum(map(len, model.frame_text(seconds))) <= model.frame_text_tokens
+
+
+@EVERY_FAMILY
 def test_pictures_of_different_sizes_in_one_call_equal_single_calls(make: Callable[..., Any]) -> None:
     model = make(layers=1)
-    sizes = [(56, 84), (90, 60), (56, 84), (60, 60)]
+    sizes = [(56, 84), (90, 60), (56, 84), (60, 60), (28, 28), (140, 100), (100, 140)]
     pictures = [checks.frames_of(index, 1, size)[0] for index, size in enumerate(sizes)]
     for picture, tokens in zip(pictures, model.encode_frames(pictures), strict=True):
         alone = model.encode_frames([picture])[0]

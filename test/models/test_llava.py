@@ -22,7 +22,7 @@ def test_positions_are_running_indices_and_places_those_of_the_grid() -> None:
     start = len(model.prefix_ids)
     assert positions[:, 0].tolist() == list(range(start, start + 18))
     assert positions[:9, 1:].tolist() == positions[9:, 1:].tolist() == [[i // 3, i % 3] for i in range(9)]
-    assert model.text_start(memory.positions.newest, 3) == start + 18
+    assert model.layout.after(memory.positions.newest, 3) == start + 18
 
 
 def test_original_positions_of_retrieved_frames_are_refused_where_positions_are_no_times() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from support.family_checks import QUESTION, feed, frames_of, question_logits, stream_of
@@ -26,13 +25,10 @@ SHAPES = [
 @pytest.mark.parametrize("block_frames", [1, 3])
 def test_streamed_memory_equals_the_familys_own_full_forward(shape: dict, block_frames: int) -> None:
     model = qwen2_5_vl(**shape)
-    frames = frames_of(shape["seed"], 7)
-    stamps = [100.0, 100.5, 101.5, 101.7, 103.0, 110.0, 110.04]
+    frames, stamps = frames_of(shape["seed"], 7), [100.0, 100.5, 101.5, 101.7, 103.0, 110.0, 110.04]
     memory = stream_of(model, block_frames=block_frames)
     feed(memory, frames, stamps)
-    ours = question_logits(memory, QUESTION)
-    theirs = oracle(model, frames, stamps, QUESTION)[-1]
-    assert (ours - theirs).abs().max() < 1e-4
+    assert (question_logits(memory) - oracle(model, frames, stamps, QUESTION)[-1]).abs().max() < 1e-4
 
 
 def test_answer_equals_greedy_decoding_of_the_full_forward() -> None:
@@ -42,24 +38,15 @@ def test_answer_equals_greedy_decoding_of_the_full_forward() -> None:
     feed(memory, frames, stamps)
     answer = memory.ask(QUESTION, max_new_tokens=6)
     words: list[int] = []
-    asked = QUESTION
+    suffix = model.suffix_ids(QUESTION)
+    model.suffix_ids = lambda question: [*suffix, *words]  # type: ignore[method-assign]
     for _ in range(6):
-        token = int(full_forward_with(model, frames, stamps, asked, words)[-1].argmax())
+        token = int(oracle(model, frames, stamps, QUESTION)[-1].argmax())
         if token in model.eos_ids:
             break
         words.append(token)
     assert answer.text == model.decode(words)
     assert answer.latency.answer_tokens == len(words)
-
-
-def full_forward_with(model, frames, stamps, question, words):  # type: ignore[no-untyped-def]
-    """The one-shot forward with answer tokens already behind the question."""
-    original = model.suffix_ids
-    model.suffix_ids = lambda text: [*original(text), *words]  # type: ignore[method-assign]
-    try:
-        return oracle(model, frames, stamps, question)
-    finally:
-        model.suffix_ids = original  # type: ignore[method-assign]
 
 
 def test_captured_queries_rotate_into_those_of_the_attention() -> None:
@@ -81,7 +68,7 @@ def test_captured_queries_rotate_into_those_of_the_attention() -> None:
         register_attention(NAME, arena_attention)
     tokens = queries[1].shape[1]
     start = memory.ingest.text_start
-    positions = model.text_positions(start, tokens)[None].expand(queries[1].shape[0], -1, -1)
+    positions = model.layout.text(start, tokens)[None].expand(queries[1].shape[0], -1, -1)
     assert torch.allclose(model.rotary.rotate(queries[1], positions), seen[-1], atol=1e-5)
 
 
@@ -94,9 +81,7 @@ def test_captured_queries_rotate_into_those_of_the_attention() -> None:
 @pytest.mark.parametrize("frames", [1, 3])
 def test_batched_tower_equals_the_librarys_on_any_picture_size(size: tuple[int, int], frames: int) -> None:
     model = qwen2_5_vl(pixels=300 * 300, seed=frames)
-    generator = np.random.default_rng(size[0])
-    pictures = [generator.integers(0, 255, (*size, 3), dtype=np.uint8) for _ in range(frames)]
-    inputs = model.image_processor(images=pictures, return_tensors="pt")
+    inputs = model.image_processor(images=frames_of(size[0], frames, size), return_tensors="pt")
     grid = inputs["image_grid_thw"]
     tower = model.network.model.visual
     with torch.inference_mode():
@@ -105,15 +90,3 @@ def test_batched_tower_equals_the_librarys_on_any_picture_size(size: tuple[int, 
         ours = BatchedVisionTower(tower)(patches, *grid[0, 1:].tolist())
     assert ours.shape == (frames, expected.shape[0] // frames, expected.shape[1])
     assert torch.allclose(ours.flatten(0, 1), expected, atol=1e-5)
-
-
-def test_pictures_of_different_sizes_in_one_call_equal_single_calls() -> None:
-    model = qwen2_5_vl(pixels=200 * 200)
-    generator = np.random.default_rng(0)
-    sizes = [(56, 56), (100, 140), (56, 56), (140, 100), (100, 140)]
-    pictures = [generator.integers(0, 255, (*size, 3), dtype=np.uint8) for size in sizes]
-    together = model.encode_frames(pictures)
-    for picture, tokens in zip(pictures, together, strict=True):
-        alone = model.encode_frames([picture])[0]
-        assert (alone.rows, alone.columns) == (tokens.rows, tokens.columns)
-        assert torch.allclose(alone.embeddings, tokens.embeddings, atol=1e-5)

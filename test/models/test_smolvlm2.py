@@ -19,11 +19,4 @@ def test_the_prompt_is_the_one_that_the_librarys_processor_writes() -> None:
     image = model.tokenizer.convert_tokens_to_ids("<image>")
     assert [*before, *[image] * 9, *after] == model.tokenize(theirs)
     assert model.suffix_ids("what")[:2] == model.tokenize(library.DEFAULT_MEDIA_OUTTRO)
-
-
-def test_a_frames_text_never_takes_more_room_than_was_planned() -> None:
-    model = smolvlm2(layers=1)
-    for seconds in (0.0, 59.99, 3599.0, 5999.0, 6000.0, 1e6, 3e7):
-        before, after = model.frame_text(seconds)
-        assert len(before) + len(after) <= model.frame_text_tokens
     assert model.frame_text(6000.0) == model.frame_text(0.0)

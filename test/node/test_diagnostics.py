@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 
-from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.diagnostics import CameraHealth, Health, statuses
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.metrics import Metrics
+from ros_kvstream.node.settings import DiagnosticsSettings
 from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
-THRESHOLDS = Thresholds(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
+THRESHOLDS = DiagnosticsSettings(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
 CAMERA = CameraHealth("front", "/image", 0.1, True, CameraCount(10, 10, 10), "no publisher on /image", {}, 10)
 MEMORY = MemoryStats(budget_bytes=100, allocated_bytes=90, used_bytes=50, peak_bytes=60, slots=10, slots_used=5)
 HEALTH = Health("/kvstream", "active", model="tiny", policy="tar", memory=MEMORY, process_bytes=1000, cameras=[CAMERA])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,11 +39,6 @@ def test_draining_counts_what_was_waiting_under_its_cause() -> None:
         queue.put(frame(camera, 1.0))
     queue.drain(DropCause.INACTIVE)
     assert len(queue) == 0 and counters.total().dropped["inactive"] == 2
-
-
-def test_a_capacity_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="capacity = 0"):
-        FrameQueue(0, FrameCounters())
 
 
 @given(st.integers(1, 5), st.lists(st.one_of(st.sampled_from(["a", "b", "c"]), st.none()), max_size=60))

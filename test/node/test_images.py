@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from sensor_msgs.msg import Image
 
 from ros_kvstream.errors import FrameError, SettingsError
-from ros_kvstream.node.images import LAYOUTS, DepthRendering, image_to_rgb
+from ros_kvstream.node.images import LAYOUTS, image_to_rgb
+from ros_kvstream.node.settings import IngestSettings
 
 HEIGHT, WIDTH = 6, 8
 RGB = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
@@ -219,7 +220,7 @@ def test_depth_is_refused_unless_it_is_to_be_rendered(encoding: str) -> None:
 
 @pytest.mark.parametrize("big", [False, True])
 def test_rendered_depth_is_bright_near_dark_far_and_black_where_nothing_was_measured(big: bool) -> None:
-    depth = DepthRendering("grey", near=1.0, far=3.0)
+    depth = IngestSettings(depth="grey", depth_near=1.0, depth_far=3.0)
     metres = np.array([[0.5, 1.0, 2.0, 3.0, 9.0, 0.0, np.nan, np.inf]], np.float32)
     expected = [255, 255, 128, 1, 1, 0, 0, 0]
     found = image_to_rgb(message(metres, "32FC1", rows=1, big=big), depth)
@@ -229,11 +230,11 @@ def test_rendered_depth_is_bright_near_dark_far_and_black_where_nothing_was_meas
 
 
 @pytest.mark.parametrize("limits", [
-    {"mode": "colour"}, {"near": 5.0, "far": 5.0}, {"near": -1.0}, {"far": float("nan")},
+    {"depth": "colour"}, {"depth_near": 5.0, "depth_far": 5.0}, {"depth_near": -1.0}, {"depth_far": float("nan")},
 ])
 def test_impossible_depth_limits_are_refused(limits: dict) -> None:
     with pytest.raises(SettingsError, match="ingest.depth"):
-        DepthRendering(**limits)
+        IngestSettings(**limits)
 
 
 @settings(max_examples=200, deadline=None)
@@ -244,7 +245,7 @@ def test_any_message_gives_a_picture_or_a_refusal(encoding: str, height: int, wi
     image = Image(height=height, width=width, encoding=encoding, step=step, is_bigendian=big)
     image.data.frombytes(data)
     try:
-        found = image_to_rgb(image, DepthRendering("grey"))
+        found = image_to_rgb(image, IngestSettings(depth="grey"))
     except FrameError:
         return
     assert found.shape == (height, width, 3) and found.dtype == np.uint8

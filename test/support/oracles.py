@@ -23,7 +23,7 @@ from ros_kvstream.models.qwen2_5_vl import Qwen25VL
 from ros_kvstream.models.qwen2_vl import Qwen2VL
 from ros_kvstream.models.qwen3_vl import Qwen3VL
 from ros_kvstream.models.smolvlm2 import SmolVLM2
-from ros_kvstream.models.transformers_compat import get_attention, set_attention
+from ros_kvstream.models.transformers_compat import set_attention
 
 SQUARE = {"size": {"height": 48, "width": 48}, "do_center_crop": False}
 Frames = list[np.ndarray]
@@ -34,12 +34,12 @@ def plain_network(model: Any) -> Any:
     network = copy.deepcopy(model.network)
     for module in network.modules():
         config = getattr(module, "config", None)
-        if get_attention(config) == NAME:
+        if getattr(config, "_attn_implementation", None) == NAME:
             set_attention(config, "eager")
     return network
 
 
-def video_inputs(model: Qwen2VL, frames: list[np.ndarray], question: str) -> dict[str, torch.Tensor]:
+def video_inputs(model: Qwen2VL | Qwen25VL, frames: list[np.ndarray], question: str) -> dict[str, torch.Tensor]:
     """The library's inputs for one video of doubled frames, its own positions not among them."""
     inputs = model.image_processor(images=frames, return_tensors="pt")
     grid = inputs["image_grid_thw"][0, 1:].tolist()
@@ -74,30 +74,19 @@ def qwen2_vl(model: Qwen2VL, frames: Frames, stamps: list[float], question: str)
 
 def qwen2_5_vl(model: Qwen25VL, frames: Frames, stamps: list[float], question: str) -> torch.Tensor:
     """Logits of the library's own one-shot forward: pixels, placeholder tokens, its own attention and mask."""
-    inputs = model.image_processor(images=frames, return_tensors="pt")
-    grids = inputs["image_grid_thw"]
-    rows, columns = (grids[0, 1:] // 2).tolist()
+    inputs = video_inputs(model, frames, question)
+    rows, columns = (inputs["video_grid_thw"][0, 1:] // 2).tolist()
     start = len(model.prefix_ids)
     seconds = [stamp - stamps[0] for stamp in stamps]
     positions = [(i, i, i) for i in range(start)]
     for second in seconds:
         t = start + round(second * model.tokens_per_second)
         positions += [(t, start + row, start + column) for row in range(rows) for column in range(columns)]
-    suffix = model.suffix_ids(question)
     after = max(max(position) for position in positions) + 1
-    positions += [(after + i,) * 3 for i in range(len(suffix))]
-    video = model.network.config.video_token_id
-    ids = [*model.prefix_ids, *[video] * (rows * columns * len(frames)), *suffix]
-    token_types = [[int(token == video) * 2 for token in ids]]
+    positions += [(after + i,) * 3 for i in range(len(model.suffix_ids(question)))]
+    places = torch.tensor(positions).T[:, None]
     with torch.inference_mode():
-        return plain_network(model)(
-            input_ids=torch.tensor([ids]),
-            mm_token_type_ids=torch.tensor(token_types),
-            pixel_values_videos=inputs["pixel_values"],
-            video_grid_thw=torch.tensor([[len(frames), *grids[0, 1:].tolist()]]),
-            position_ids=torch.tensor(positions).T[:, None],
-            use_cache=False,
-        ).logits[0]
+        return plain_network(model)(**inputs, position_ids=places, use_cache=False).logits[0]
 
 
 def qwen3_vl(model: Qwen3VL, frames: Frames, stamps: list[float], question: str) -> torch.Tensor:
@@ -121,23 +110,16 @@ def qwen3_vl(model: Qwen3VL, frames: Frames, stamps: list[float], question: str)
         ).logits[0]
 
 
-def llava_onevision(model: LlavaOneVision, frames: Frames, stamps: list[float], question: str) -> torch.Tensor:
-    """Logits of the library's own forward over one video; positions, mask and newline are its own."""
-    pixels = model.image_processor(images=frames, return_tensors="pt")["pixel_values"]
-    video = model.network.config.video_token_id
-    tokens = len(frames) * np.prod(model.grid(*frames[0].shape[:2])) + 1
-    ids = [*model.prefix_ids, *[video] * tokens, *model.suffix_ids(question)[1:]]
-    with torch.inference_mode():
-        return plain_network(model)(
-            input_ids=torch.tensor([ids]), pixel_values_videos=pixels[None], use_cache=False
-        ).logits[0]
-
-
-def llava_next_video(model: LlavaNextVideo, frames: Frames, stamps: list[float], question: str) -> torch.Tensor:
-    """Logits of the library's own forward over one video; pooling, positions and mask are its own."""
-    pixels = model.image_processor(images=frames, return_tensors="pt", **SQUARE)["pixel_values"]
-    video = model.network.config.video_token_id
-    ids = [*model.prefix_ids, *[video] * (9 * len(frames)), *model.suffix_ids(question)]
+def llava_video(
+    model: LlavaOneVision | LlavaNextVideo, frames: Frames, stamps: list[float], question: str
+) -> torch.Tensor:
+    """Logits of the library's own forward over one video; pooling, positions, mask and newline are its own."""
+    side = model.network.config.vision_config.image_size
+    square = {"size": {"height": side, "width": side}, "do_center_crop": False}
+    pixels = model.image_processor(images=frames, return_tensors="pt", **square)["pixel_values"]
+    newlines = int(isinstance(model, LlavaOneVision))
+    placeholders = [model.network.config.video_token_id] * (9 * len(frames) + newlines)
+    ids = [*model.prefix_ids, *placeholders, *model.suffix_ids(question)[newlines:]]
     with torch.inference_mode():
         return plain_network(model)(
             input_ids=torch.tensor([ids]), pixel_values_videos=pixels[None], use_cache=False
@@ -182,8 +164,8 @@ ORACLES: dict[str, Callable[..., torch.Tensor]] = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
-    "llava_onevision": llava_onevision,
-    "llava_next_video": llava_next_video,
+    "llava_onevision": llava_video,
+    "llava_next_video": llava_video,
     "llava_next": llava_next,
     "smolvlm": smolvlm2,
 }

@@ -22,9 +22,11 @@ from support.tiny_models import (
     image_processor,
     library_class,
     qwen2_5_vl,
+    qwen_tokens,
     random_network,
     rope,
     small_tokenizer,
+    text_config,
 )
 
 DIGITS = [*"0123456789", "seconds", "<", ">"]
@@ -42,27 +44,15 @@ SMOL_SPECIAL += ["<fake_token_around_image>"]
 SMOL_WORDS = "User You are provided following series of frames from video Frame Assistant :".split()
 
 
-def text_config(tokenizer: Any, layers: int, limit: int, **options: Any) -> dict[str, Any]:
-    """A small grouped-query decoder: 4 heads of 16 over 2 KV heads."""
-    return {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": limit,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        **options,
-    }
+def square_tower(kind: str, layers: int, side: int, **options: Any) -> dict[str, Any]:
+    """A small vision tower of this model type, over patches of 8 x 8 pixels of pictures with this side."""
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 2}
+    return {"model_type": kind, **shape, "image_size": side, "patch_size": 8, **options}
 
 
-def qwen_tokens(tokenizer: Any) -> dict[str, int]:
-    """The token ids that the Qwen-VL configs name."""
-    names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
-    names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
-    return {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+def image_tokens(tokenizer: Any, *media: str) -> dict[str, int]:
+    """The placeholders' token ids, as the configs of the LLaVA families name them."""
+    return {f"{name}_token_index": tokenizer.convert_tokens_to_ids(f"<{name}>") for name in ("image", *media)}
 
 
 def qwen2_vl(*, seed: int = 0, layers: int = 3, limit: int = 4096, pixels: int = 56 * 84) -> Qwen2VL:
@@ -84,19 +74,12 @@ def qwen3_vl(*, seed: int = 0, layers: int = 4, limit: int = 4096, pixels: int =
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     tokenizer = small_tokenizer(SPECIAL, [*WORDS, *DIGITS], PIECES)
+    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+    vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+    sections = rope(mrope_section=[4, 2, 2], mrope_interleaved=True)
     config = Qwen3VLConfig(
-        text_config=text_config(
-            tokenizer, layers, limit, head_dim=16, **rope(mrope_section=[4, 2, 2], mrope_interleaved=True)
-        ),
-        vision_config={
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        text_config=text_config(tokenizer, layers, limit, head_dim=16, **sections),
+        vision_config=vision,
         **qwen_tokens(tokenizer),
     )
     network = random_network(Qwen3VLForConditionalGeneration, config, seed)
@@ -110,38 +93,14 @@ def llava_onevision(*, seed: int = 0, layers: int = 3, limit: int = 4096) -> Lla
     tokenizer = small_tokenizer(LLAVA_SPECIAL, [*WORDS, *DIGITS], PIECES, LLAVA_TEMPLATE)
     config = LlavaOnevisionConfig(
         text_config={"model_type": "qwen2", **text_config(tokenizer, layers, limit)},
-        vision_config={
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 40,
-            "patch_size": 8,
-            "vision_use_head": False,
-        },
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+        vision_config=square_tower("siglip_vision_model", 2, 40, vision_use_head=False),
+        **image_tokens(tokenizer, "video"),
     )
     network = random_network(LlavaOnevisionForConditionalGeneration, config, seed)
     with torch.no_grad():
         network.model.image_newline.normal_()
     processor = library_class("SiglipImageProcessor")(size={"height": 40, "width": 40})
     return LlavaOneVision("random", network, tokenizer, processor)
-
-
-def clip_tower() -> dict[str, Any]:
-    """A small CLIP tower: 6 x 6 patches and a class token, three layers."""
-    return {
-        "model_type": "clip_vision_model",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "image_size": 48,
-        "patch_size": 8,
-        "projection_dim": 32,
-    }
 
 
 def clip_processor() -> Any:
@@ -157,9 +116,8 @@ def llava_next_video(*, seed: int = 0, layers: int = 3, limit: int = 4096) -> Ll
     tokenizer = small_tokenizer(LLAVA_SPECIAL, [*WORDS, *DIGITS, "USER", "ASSISTANT", ":"], PIECES, TURNS)
     config = LlavaNextVideoConfig(
         text_config={"model_type": "llama", **text_config(tokenizer, layers, limit)},
-        vision_config=clip_tower(),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+        vision_config=square_tower("clip_vision_model", 3, 48, projection_dim=32),
+        **image_tokens(tokenizer, "video"),
         image_grid_pinpoints=[[48, 96]],
     )
     network = random_network(LlavaNextVideoForConditionalGeneration, config, seed)
@@ -174,8 +132,8 @@ def llava_next(*, seed: int = 0, layers: int = 3, limit: int = 4096, window: int
     text = {"model_type": "mistral", "sliding_window": window, **text_config(tokenizer, layers, limit)}
     config = LlavaNextConfig(
         text_config=text,
-        vision_config=clip_tower(),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_config=square_tower("clip_vision_model", 3, 48, projection_dim=32),
+        **image_tokens(tokenizer),
         image_grid_pinpoints=[[48, 96]],
     )
     network = random_network(LlavaNextForConditionalGeneration, config, seed)
@@ -191,14 +149,7 @@ def smolvlm2(*, seed: int = 0, layers: int = 3, limit: int = 4096) -> SmolVLM2:
     tokenizer = small_tokenizer(SMOL_SPECIAL, [*WORDS, *DIGITS, *SMOL_WORDS], r"\n|[0-9]|[A-Za-z]+|[^\sA-Za-z0-9]")
     config = SmolVLMConfig(
         text_config={"model_type": "llama", "pad_token_id": 0, **text_config(tokenizer, layers, limit)},
-        vision_config={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 48,
-            "patch_size": 8,
-        },
+        vision_config=square_tower("smolvlm_vision", 2, 48),
         scale_factor=2,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         tie_word_embeddings=False,

@@ -59,6 +59,29 @@ def image_processor(pixels: int = 56 * 56, **options: Any) -> Any:
     return processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels}, **options)
 
 
+def text_config(tokenizer: Any, layers: int, limit: int, **options: Any) -> dict[str, Any]:
+    """A small grouped-query decoder: 4 heads of 16 over 2 KV heads."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": limit,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        **options,
+    }
+
+
+def qwen_tokens(tokenizer: Any) -> dict[str, int]:
+    """The token ids that the Qwen-VL configs name."""
+    names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
+    return {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+
+
 def qwen2_5_vl(
     *,
     seed: int = 0,
@@ -77,34 +100,14 @@ def qwen2_5_vl(
 
     tokenizer = small_tokenizer()
     hidden = heads * head_dim
-    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "vision_end")}
+    shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": hidden}
+    vision |= {"tokens_per_second": tokens_per_second, "fullatt_block_indexes": [1], "window_size": 56}
     config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": len(tokenizer),
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "max_position_embeddings": limit,
-            **rope(mrope_section=list(sections)),
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-        },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": hidden,
-            "tokens_per_second": tokens_per_second,
-            "fullatt_block_indexes": [1],
-            "window_size": 56,
-        },
-        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-        vision_start_token_id=ids["vision_start"],
-        vision_end_token_id=ids["vision_end"],
+        text_config=text_config(tokenizer, layers, limit, **shape, **rope(mrope_section=list(sections))),
+        vision_config=vision,
+        **qwen_tokens(tokenizer),
     )
     network = random_network(Qwen2_5_VLForConditionalGeneration, config, seed, dtype)
     return Qwen25VL("random", network, tokenizer, image_processor(pixels))

@@ -23,16 +23,11 @@ def test_forget_lets_one_camera_pass_and_reset_all() -> None:
     frame_filter = FrameFilter(GateSettings(), SaliencySettings())
     for camera in ("left", "right"):
         frame_filter.decide(scene(1), 0.0, camera)
+        assert frame_filter.patches(scene(1), 0.0, camera, GRID, SIZE) is None, "saliency is off"
     frame_filter.forget("left")
     assert [frame_filter.decide(scene(1), 0.1, camera).kept for camera in ("left", "right")] == [True, False]
     frame_filter.reset()
     assert [frame_filter.decide(scene(1), 0.2, camera).kept for camera in ("left", "right")] == [True, True]
-
-
-def test_saliency_off_means_all_patches() -> None:
-    frame_filter = FrameFilter(GateSettings(), SaliencySettings())
-    frame_filter.decide(scene(1), 0.0, "left")
-    assert frame_filter.patches(scene(1), 0.0, "left", GRID, SIZE) is None
 
 
 def test_novel_keeps_what_changed_and_now_and_then_the_whole_frame() -> None:
