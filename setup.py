@@ -1,6 +1,7 @@
-"""Builds the ROS interfaces for pip: drives CMakeLists.txt into a staging folder and hands the result to setuptools.
+# SPDX-License-Identifier: Apache-2.0
+"""Build the ROS interfaces for pip: install the CMake project into a staging folder and add the result to the wheel.
 
-A colcon build never reads this file. Metadata stands in pyproject.toml.
+colcon does not use this file. The metadata is in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TOOLS = {"cmake": "cmake", "make": "make", "g++": "g++"}
 
 
 def ros_prefix() -> Path:
-    """Return the prefix that ROS 2 is installed in: the one that holds rosidl_cli, also in an isolated build."""
+    """Return the install prefix of ROS 2: the prefix of rosidl_cli, also in an isolated build."""
     spec = importlib.util.find_spec("rosidl_cli")
     if spec is None or spec.origin is None:
         raise SystemExit(
@@ -34,14 +35,14 @@ def ros_prefix() -> Path:
 
 
 def require_tools() -> None:
-    """Stop with the command that helps when a program of the C++ tool chain is missing."""
+    """Exit with the install command if a program of the C++ tool chain is missing."""
     missing = [package for program, package in TOOLS.items() if shutil.which(program) is None]
     if missing:
         raise SystemExit(f"missing to build the interfaces; on Debian or Ubuntu: sudo apt install {' '.join(missing)}")
 
 
 def build_environment(prefix: Path) -> dict[str, str]:
-    """Return the environment of the CMake calls: ROS 2's prefix first, and the modules that this Python sees."""
+    """Return the environment of the CMake calls: ROS 2's prefix first, and the import path of this Python."""
     def joined(name: str, *first: str) -> str:
         return os.pathsep.join([*first, *filter(None, os.environ.get(name, "").split(os.pathsep))])
 
@@ -74,7 +75,7 @@ def build_interfaces() -> None:
 
 
 def staged_data_files() -> list[tuple[str, list[str]]]:
-    """List what belongs beside the modules in the prefix: headers, libraries, the executable, share/."""
+    """List the files for the prefix besides the modules: headers, libraries, the executable, share/."""
     folders: dict[str, list[str]] = {}
     for path in sorted(STAGE.rglob("*")):
         relative = path.relative_to(STAGE)
@@ -84,7 +85,7 @@ def staged_data_files() -> list[tuple[str, list[str]]]:
 
 
 class BuildInterfaces(Command):
-    """Sub-command of build: adds the generated modules to the package, in the source folder for an editable install."""
+    """Sub-command of build that adds the generated modules to the package (editable install: to the source folder)."""
 
     description = "build the ROS interfaces"
     user_options: list[tuple[str, str, str]] = []
@@ -99,14 +100,14 @@ class BuildInterfaces(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        """Build, then hand the modules and the data files over."""
+        """Build the interfaces, then add their modules and data files to the distribution."""
         build_interfaces()
         self.distribution.data_files = staged_data_files()
         target = SOURCE / NAME if self.editable_mode else Path(str(self.build_lib)) / NAME
         for module in self._modules():
             path = target / module.relative_to(self._generated())
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A running node has the old library mapped: it is replaced, never written into.
+            # Replace the library instead of overwriting it: a running node has it mapped.
             fresh = path.with_name(path.name + ".new")
             shutil.copy2(module, fresh)
             fresh.replace(path)
@@ -120,35 +121,40 @@ class BuildInterfaces(Command):
         return [path for pattern in patterns for path in sorted(self._generated().glob(pattern))]
 
     def get_source_files(self) -> list[str]:
-        """List what a source distribution needs."""
+        """List the files for a source distribution: none."""
         return []
 
     def get_outputs(self) -> list[str]:
-        """List the files that run wrote below build_lib."""
+        """List the files that run() wrote below build_lib."""
         if self.editable_mode:
             return []
         return [str(Path(str(self.build_lib), NAME, path.relative_to(self._generated()))) for path in self._modules()]
 
     def get_output_mapping(self) -> dict[str, str]:
-        """Map outputs to sources: none, as the modules are generated."""
+        """Map outputs to sources: empty, since the modules are generated."""
         return {}
 
 
 class Build(build):
-    """The build command with the interfaces as its last step."""
+    """The build command with the interfaces as its last sub-command."""
 
     sub_commands = [*build.sub_commands, ("build_interfaces", None)]
 
+    def run(self) -> None:
+        """Build into an empty folder: modules of an earlier version would end up in the wheel."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
 
 class BinaryDistribution(Distribution):
-    """A distribution that is bound to the platform and to the version of Python."""
+    """A distribution for one platform and one version of Python."""
 
     def has_ext_modules(self) -> bool:
         """Return True: the interfaces are extension modules."""
         return True
 
     def has_data(self) -> bool:
-        """Return whether there are data files; an editable install asks by this name, which distutils does not have."""
+        """Return whether there are data files; editable installs call this name, which distutils lacks."""
         return bool(self.has_data_files())
 
 

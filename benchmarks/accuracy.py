@@ -20,16 +20,20 @@ from ros_kvstream.evaluation.summary import Line, share
 from ros_kvstream.memory.budget import MIB, plan_budget, smallest_budget
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.models.loading import TINY_FOLDER, load_model
-from ros_kvstream.patrol.mix import mixed_stream, trained_seconds
 from ros_kvstream.patrol.patrol import PatrolFrame, PatrolWorld
 from ros_kvstream.patrol.questions import Question
 from ros_kvstream.settings import ModelSettings, QuantizedSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
+from training.mix import mixed_stream
 
 OBJECTS = 8
 """Most sightings in a stream."""
 WHEN = ("now", "before")
 """Whether the answer is in the newest frame or in earlier ones."""
+QUESTION_POSITIONS = 64
+"""Positions of a question and its answer after a stream."""
+UNTIMED_SECONDS = 2000.0
+"""Maximum length of a stream for families whose positions are not times."""
 TEXT_TOKENS: dict[str, Any] = {"max_question_tokens": 32, "max_answer_tokens": 8}
 
 
@@ -45,6 +49,13 @@ class Stream:
 def make_stream(world: PatrolWorld, questions: int) -> Stream:
     """Draw all frames of a patrol and choose its questions."""
     return Stream(f"{len(world)} frames, seed {world.settings.seed}", list(world), world.questions(questions))
+
+
+def trained_seconds(model: VideoLanguageModel) -> float:
+    """Maximum length of a stream, seconds, for which a question after it still has trained positions."""
+    if not model.tokens_per_second:
+        return UNTIMED_SECONDS
+    return (model.position_limit - QUESTION_POSITIONS) / model.tokens_per_second
 
 
 def mixed_streams(model: VideoLanguageModel, frames: int, count: int, questions: int, seed: int) -> Iterator[Stream]:

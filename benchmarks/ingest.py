@@ -26,12 +26,12 @@ from benchmarks.timing import copy_bandwidth, median_ms, milliseconds, peak_byte
 from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
 from ros_kvstream.memory.budget import MIB, CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.models.arena_cache import arena_cache, cache_argument
 from ros_kvstream.models.attention import use_arena_attention
 from ros_kvstream.models.devices import resolve_device
 from ros_kvstream.models.packed_weights import pack_weights
-from ros_kvstream.models.qwen2_5_vl_vision import BatchedVisionTower
-from ros_kvstream.models.qwen_vl import library_tower, mrope_axes
+from ros_kvstream.models.qwen2_5_vl import BatchedVisionTower
+from ros_kvstream.models.qwen_vl import mrope_axes
+from ros_kvstream.models.transformers_compat import arena_cache, cache_argument, run_vision_tower
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -203,7 +203,7 @@ def time_vision(network: Any, shape: IngestShape) -> PairOfTimes:
     pack_weights(packed)
     batched = BatchedVisionTower(packed)
     paths: list[Callable[[], Tensor]] = [
-        lambda: library_tower(tower, [pixels], [(SIDE_PATCHES, SIDE_PATCHES)])[0],
+        lambda: run_vision_tower(tower, [pixels], [(SIDE_PATCHES, SIDE_PATCHES)])[0],
         lambda: batched(pixels[None], SIDE_PATCHES, SIDE_PATCHES)[0],
     ]
     return measured(paths, shape)

@@ -106,7 +106,7 @@ class LoadClient(NodeClient):
         self.answers: list[float] = []
         """Time from the call of ~/query to its response, ms."""
         super().__init__(domain)
-        self.cameras = [SoakCamera(self._node, plan, number, scene) for number, plan in enumerate(plans)]
+        self.cameras = [SoakCamera(self.node, plan, number, scene) for number, plan in enumerate(plans)]
         self._question: Future[Any] | None = None
         self._next_question = 0.0
 
@@ -121,7 +121,7 @@ class LoadClient(NodeClient):
     def wait_for_cameras(self, process: Process, timeout: float = 300.0) -> None:
         """Wait until the node (which starts by itself) subscribes to every camera and answers."""
         process.wait_for(lambda: all(camera.connected for camera in self.cameras), "subscribing", timeout)
-        self._find(self._query, process, "offering ~/query", timeout)
+        self.wait_for_services(process, "query", timeout=timeout)
 
     def play(self, seconds: float, process: Process) -> None:
         """Publish due frames and ask questions for some seconds."""
@@ -210,7 +210,7 @@ def measure(load: Load, domain: int, processes: ProcessGroup, outside_model: flo
         "kept_per_second": (last.frames_kept - first.frames_kept) / seconds,
         "dropped": {cause: int(number) - int(causes[0].get(cause, 0)) for cause, number in causes[1].items()},
         "cpu": cpu,
-        "model_ms": {"vision": last.vision_spread_ms.p50, "prefill": last.prefill_spread_ms.p50},
+        "model_ms": {"vision": last.vision_percentiles_ms.p50, "prefill": last.prefill_percentiles_ms.p50},
     }
 
 

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import figures_table
-from benchmarks.accuracy import OBJECTS, load
+from benchmarks.accuracy import OBJECTS, load, trained_seconds
 from ros_kvstream.memory.policies import LayerSlots, make_policy
 from ros_kvstream.memory.policies.base import recent_slots
 from ros_kvstream.memory.policies.redundancy import STEPS, novelty
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.patrol.mix import mixed_stream, trained_seconds
 from ros_kvstream.patrol.patrol import PatrolWorld
 from ros_kvstream.patrol.scene import PLACES
 from ros_kvstream.settings import GateSettings, MemorySettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
+from training.mix import mixed_stream
 
 SEED = 20257
 FRAMES = 96

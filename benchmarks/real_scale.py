@@ -178,7 +178,7 @@ def logits_over(memory: VideoMemory, answer: Sequence[int], *, hide_frames: bool
     visible = arena.visible([]) if hide_frames else None
     position, mark, ids, steps = memory.ingest.text_start, arena.mark(), model.suffix_ids(QUESTION), []
     for token in answer:
-        positions = model.text_positions(position, len(ids))
+        positions = model.layout.text(position, len(ids))
         arena.begin(Chunk.of_text(positions), frames=False)
         logits = model.forward(arena, model.embed(ids), positions, logits=True, visible=visible)
         arena.commit()

@@ -255,7 +255,7 @@ def memory_states(memory: VideoMemory, question: str) -> list[LayerStates]:
     model = memory.model
     with model.capture_queries(range(model.shape.layers)) as captured:
         memory.ask(question, max_new_tokens=1)
-    at = model.text_positions(memory.ingest.text_start, captured[0].shape[1])
+    at = model.layout.text(memory.ingest.text_start, captured[0].shape[1])
     return _states(model, memory.arena, captured, at)
 
 
@@ -264,7 +264,7 @@ def text_states(model: VideoLanguageModel, ids: Sequence[int]) -> list[LayerStat
     """States of all layers after reading a text."""
     budget = smallest_budget(model.shape, 0, 1, len(ids))
     arena = Arena(plan_budget(model.shape, budget, pinned=0, reserve=1, frame_tokens=1), model.rotary)
-    at = model.text_positions(0, len(ids))
+    at = model.layout.text(0, len(ids))
     number = torch.zeros(len(ids), dtype=torch.int32)
     arena.begin(Chunk(at, number, number.short()), frames=True)
     with model.capture_queries(range(model.shape.layers)) as captured:

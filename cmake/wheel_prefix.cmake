@@ -1,8 +1,9 @@
-# For a ROS 2 that came as wheels: give this file to CMake as -DCMAKE_PROJECT_INCLUDE.
+# SPDX-License-Identifier: Apache-2.0
+# For a ROS 2 installed from wheels: pass this file to CMake as -DCMAKE_PROJECT_INCLUDE.
 #
 # The *__rosidl_generator_py targets export the include directories of Python and NumPy on the machine that built them.
-# CMake refuses imported ones that do not exist here, and own ones that lie in the source folder (a .venv there).
-# So, at the end of the configure step, imported ones are emptied and own ones are kept for this build alone.
+# CMake rejects imported directories that do not exist on this machine, and exported ones inside the source folder (.venv).
+# At the end of the configure step, the imported ones are cleared and the package's own are limited to this build.
 
 function(_kvstream_keep_include_directories_local)
   get_property(targets DIRECTORY PROPERTY IMPORTED_TARGETS)

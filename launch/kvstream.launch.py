@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the lifecycle node `kvstream`.
 
     ros2 launch ros_kvstream kvstream.launch.py image_topic:=/camera/image_raw budget_mib:=512
 
-An argument that is left empty takes its value from the configuration file.
+The configuration file supplies the value of every empty argument.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from launch_ros.actions import LifecycleNode
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
-AS_IN_CONFIG = "Empty: as in the configuration file."
+AS_IN_CONFIG = "Empty: the value of the configuration file."
 COMPRESSED = "/compressed"
 
 # launch argument: (parameter of the node, type)
@@ -34,16 +35,18 @@ def generate_launch_description() -> LaunchDescription:
     return LaunchDescription([
         DeclareLaunchArgument(
             "image_topic", default_value="image",
-            description="Topic of a single camera. With the ending /compressed, CompressedImage is read."),
+            description="Topic of a single camera; CompressedImage if it ends in /compressed."),
         DeclareLaunchArgument(
             "model", default_value="", description=f"'tiny', a local folder or a hub id. {AS_IN_CONFIG}"),
         DeclareLaunchArgument(
             "budget_mib", default_value="", description=f"Hard cap of the memory in MiB. {AS_IN_CONFIG}"),
         DeclareLaunchArgument("config", default_value=config, description="YAML file with the node's parameters."),
         DeclareLaunchArgument(
-            "autostart", default_value="", description=f"Whether the node activates itself. {AS_IN_CONFIG}"),
+            "autostart", default_value="",
+            description=f"Whether the node configures and activates itself at start. {AS_IN_CONFIG}"),
         DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
-        DeclareLaunchArgument("use_sim_time", default_value="false", description="Whether time comes from /clock."),
+        DeclareLaunchArgument(
+            "use_sim_time", default_value="false", description="Whether to take the time from /clock."),
         DeclareLaunchArgument(
             "log_level", default_value="info",
             description="debug, info, warn, error or fatal; or NAME:=LEVEL for one logger."),
@@ -52,7 +55,7 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def start_node(context: LaunchContext) -> list[LifecycleNode]:
-    """Make the node with the parameters of the configuration file and, above them, those of the arguments given."""
+    """Create the node with the parameters of the configuration file, overridden by the arguments."""
     topic = LaunchConfiguration("image_topic").perform(context)
     parameters: dict[str, Any] = {
         name: ParameterValue(LaunchConfiguration(argument), value_type=kind)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ros_kvstream: a visual memory of fixed size for robots (see README.md)."""
 
 from __future__ import annotations

@@ -28,6 +28,10 @@ class FrameError(KvStreamError, ValueError):
     """A frame has an unusable shape, type or stamp; the frame was not stored."""
 
 
+class RecordingError(KvStreamError):
+    """A recording or video is missing, cannot be read or holds no pictures."""
+
+
 class QuestionError(KvStreamError, ValueError):
     """A question or one of its limits is invalid; the memory is unchanged."""
 

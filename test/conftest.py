@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of every test process: import path, one thread of computation, local ROS discovery, Ctrl-C."""
 
 from __future__ import annotations

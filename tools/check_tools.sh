@@ -1,5 +1,6 @@
 #!/bin/sh
-# Names every program that the build needs and this machine lacks, with the line that brings them. Usage: check_tools.sh PYTHON
+# SPDX-License-Identifier: Apache-2.0
+# Lists the programs that the build needs and this machine lacks, with the install command. Usage: check_tools.sh PYTHON
 python=$1
 missing=""
 packages=""
@@ -27,6 +28,6 @@ cat >&2 <<END
 ros_kvstream cannot be built here yet. Missing:$missing
 On Debian or Ubuntu:
   sudo apt install$packages
-Another Python is chosen by: make PYTHON=python3.12 ...
+To use another Python: make PYTHON=python3.12 ...
 END
 exit 1

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Tests the models on the oldest transformers that pyproject.toml allows.
-# Usage: tools/test_oldest.sh PYTHON [pytest arguments]; PYTHON is the one of an environment that `make env` made.
-# Only transformers and what it needs are installed, into build/oldest; all else comes from PYTHON's environment.
+# SPDX-License-Identifier: Apache-2.0
+# Runs the models' tests with the oldest transformers that pyproject.toml allows.
+# Usage: tools/test_oldest.sh PYTHON [pytest arguments]; PYTHON belongs to an environment made by `make env`.
+# Installs only transformers and its requirements into build/oldest; everything else comes from PYTHON's environment.
 set -eu
 
 python=$1
@@ -16,7 +17,7 @@ if [ "$(cat $folder/version 2>/dev/null)" != "$version" ]; then
   grep -vE '^(transformers|tokenizers|torch)=' requirements.txt >"$folder/constraints.txt"
   "$folder/bin/python" -m pip install --disable-pip-version-check --quiet ${PIP_ARGS:-} \
     -c "$folder/constraints.txt" "transformers==$version"
-  # After pip: it must not take these for packages of its own.
+  # After pip, which must not treat these packages as its own.
   own=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$own/zz_shared.pth"
   echo "$version" >"$folder/version"

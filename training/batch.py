@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ros_kvstream.patrol.mix import mixed_stream
-from ros_kvstream.patrol.patrol import PatrolWorld, Sighting
+from ros_kvstream.patrol.patrol import PatrolWorld
 from ros_kvstream.patrol.questions import KINDS, PLURALS, Asker, Question
-from ros_kvstream.patrol.scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES
+from ros_kvstream.patrol.scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES, Sighting
 from training.checkpoint_files import LONGEST_POSITION
+from training.mix import mixed_stream
 from training.settings import Stage
 
 TOKENS_PER_SECOND = 2

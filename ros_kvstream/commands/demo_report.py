@@ -1,30 +1,41 @@
-"""The demo's report: build/demo/report.json in the form of the documentation, and how it looks in a terminal."""
+# SPDX-License-Identifier: Apache-2.0
+"""Report of the demo: build/demo/report.json, and the same in the terminal."""
 
 from __future__ import annotations
 
 import platform
 import statistics
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ros_kvstream.evaluation.report import package_version
 from ros_kvstream.evaluation.scoring import words
+from ros_kvstream.patrol.question_plan import PlannedQuestion
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ros_kvstream.commands.interview import Reply
     from ros_kvstream.msg import KvStats
+    from ros_kvstream.srv import Query
 
 MIB = 1 << 20
 LATENCIES = {
     "queue_ms": "waiting", "flush_ms": "last frames", "retrieval_ms": "retrieval", "prefill_ms": "question",
-    "first_token_ms": "first token", "decode_ms": "rest of the answer", "total_ms": "all",
+    "first_token_ms": "first token", "decode_ms": "rest of the answer", "total_ms": "total",
 }  # fmt: skip
 PACKAGES = ("ros_kvstream", "torch", "transformers", "rclpy", "numpy")
 SHOWN_EVIDENCE = 3
 NOT_RECEIVED = "not_received"
-"""Cause of drop of frames that were published and of which the node cannot know."""
+"""Drop cause of frames that were published and never reached the node."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A planned question and the node's response."""
+
+    planned: PlannedQuestion
+    response: Query.Response
 
 
 def seconds_of(stamp: Any) -> float:
@@ -33,9 +44,9 @@ def seconds_of(stamp: Any) -> float:
 
 
 def is_correct(reply: Reply, stamps: Sequence[float]) -> bool | None:
-    """Whether the answer is right; None where nobody knows, or the node saw a frame more than the plan allows for.
+    """Whether the answer is correct; None where that is unknown, or the node had seen a frame after the planned ones.
 
-    :param stamps: stamps of all frames, seconds; empty where nobody knows.
+    :param stamps: stamps of all frames, seconds; empty where the answers are unknown.
     """
     if reply.planned.expected is None:
         return None
@@ -67,8 +78,14 @@ def question_report(reply: Reply, correct: bool | None, left_window: bool | None
     return entry
 
 
+def memory_report(stats: KvStats, process_bytes: int) -> dict[str, int]:
+    """Bytes of memory, archive and the node's process."""
+    names = ("budget_bytes", "used_bytes", "peak_bytes", "archive_bytes", "archive_budget_bytes")
+    return {**{name: int(getattr(stats, name)) for name in names}, "process_bytes": process_bytes}
+
+
 def frames_report(published: int, stats: KvStats) -> dict[str, Any]:
-    """What became of every frame; those that the node never heard of are dropped as ``not_received``."""
+    """Number of frames by outcome; those that never reached the node are dropped as ``not_received``."""
     dropped = dict(zip(stats.drop_causes, (int(count) for count in stats.drop_counts), strict=True))
     dropped[NOT_RECEIVED] = max(0, published - stats.frames_published)
     return {
@@ -81,33 +98,22 @@ def frames_report(published: int, stats: KvStats) -> dict[str, Any]:
 
 
 def latency_report(replies: Sequence[Reply]) -> dict[str, dict[str, float]]:
-    """Median and maximum of every part of the latency over the answered questions, milliseconds."""
+    """Median and maximum of each part of the latency over the answered questions, milliseconds."""
     answered = [reply.response.latency for reply in replies if reply.response.success]
-    return {
-        name: {
-            "median": statistics.median(getattr(latency, name) for latency in answered),
-            "max": max(getattr(latency, name) for latency in answered),
-        }
-        for name in LATENCIES
-        if answered
-    }
+    times = {name: [getattr(latency, name) for latency in answered] for name in LATENCIES if answered}
+    return {name: {"median": statistics.median(values), "max": max(values)} for name, values in times.items()}
 
 
 def versions(model: str, trained: bool) -> dict[str, str]:
-    """What the figures were made with."""
+    """Versions of Python, the model and the main packages."""
     found = {"python": platform.python_version(), "model": model if trained else f"{model} (untrained)"}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    return found | {package: package_version(package) for package in PACKAGES}
 
 
 def show_reply(console: Console, reply: Reply, entry: dict[str, Any], start: float, window: float) -> None:
-    """Print a question, its answer and its evidence as they come.
+    """Print a question with its answer and evidence.
 
-    :param start: stamp of the recording's first frame; :param window: seconds that a sliding window holds.
+    :param start: stamp of the recording's first frame; :param window: length of the sliding window, seconds.
     """
     from rich.markup import escape
 
@@ -121,36 +127,23 @@ def show_reply(console: Console, reply: Reply, entry: dict[str, Any], start: flo
     if entry["correct"] is False:
         note = f"expected: {escape(entry['expected'])}  {note}"
     elif entry["correct"] is None and entry["expected"] is not None:
-        note = f"[dim]not counted: a newer frame came in between[/]  {note}"
-    console.print(f"{indent}{mark} {escape(_shortened(response.answer))}[/]  {note}")
+        note = f"[dim]not scored: the node had already seen a newer frame[/]  {note}"
+    answer = " ".join(response.answer.split()) or "(empty)"
+    answer = answer if len(answer) <= 60 else f"{answer[:59]}…"
+    console.print(f"{indent}{mark} {escape(answer)}[/]  {note}")
     if entry["left_window"]:
-        ago = entry["asked_at"] - max(reply.planned.evidence)
-        console.print(f"{indent}[magenta]last seen {ago:.1f} s before; a sliding window reaches back {window:.1f} s[/]")
+        age = entry["asked_at"] - max(reply.planned.evidence)
+        console.print(f"{indent}[magenta]last seen {age:.1f} s earlier; a sliding window holds {window:.1f} s[/]")
     shown = response.evidence[:SHOWN_EVIDENCE]
+    when = {id(frame): f"{seconds_of(frame.stamp) - start:.1f} s {frame.camera}" for frame in shown}
     for frame in shown:
         if frame.experts:
-            console.print(f"{indent}[dim]{_ranked(frame, start)}[/]")
-    looked = [f"{_when(frame, start)} {frame.score:.0%}" for frame in shown if not frame.experts]
-    if looked:
-        console.print(f"{indent}[dim]looked at {', '.join(looked)}[/]")
-
-
-def _shortened(text: str, limit: int = 60) -> str:
-    """A text in one line of at most so many characters."""
-    text = " ".join(text.split()) or "(nothing)"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _when(frame: Any, start: float) -> str:
-    """Time and camera of a frame of evidence."""
-    return f"{seconds_of(frame.stamp) - start:.1f} s {frame.camera}"
-
-
-def _ranked(frame: Any, start: float) -> str:
-    """A frame that was brought back: when, which camera, fused score, and each expert's rank and score."""
-    experts = zip(frame.experts, frame.ranks, frame.scores, strict=True)
-    ranks = ", ".join(f"{expert} #{rank} ({score:.2f})" for expert, rank, score in experts)
-    return f"{_when(frame, start)} {frame.score:.4f}: {ranks}"
+            experts = zip(frame.experts, frame.ranks, frame.scores, strict=True)
+            ranks = ", ".join(f"{expert} #{rank} ({score:.2f})" for expert, rank, score in experts)
+            console.print(f"{indent}[dim]{when[id(frame)]} {frame.score:.4f}: {ranks}[/]")
+    attended = [f"{when[id(frame)]} {frame.score:.0%}" for frame in shown if not frame.experts]
+    if attended:
+        console.print(f"{indent}[dim]most attention on {', '.join(attended)}[/]")
 
 
 def show(report: dict[str, Any], console: Console) -> None:
@@ -166,8 +159,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     budget, used, peak, process = (memory[f"{name}_bytes"] / MIB for name in ("budget", "used", "peak", "process"))
     used_by_archive, archive_budget = (memory.get(f"archive_{name}bytes", 0) / MIB for name in ("", "budget_"))
     archive = f"; archive {used_by_archive:.3f} of {archive_budget:.3f} MiB" if archive_budget else ""
-    table.add_row("Memory", f"{used:.3f} of {budget:.3f} MiB used, at most {peak:.3f} with a question{archive}; "
-                  f"the node's whole process {process:.0f} MiB")  # fmt: skip
+    table.add_row("Memory", f"{used:.3f} of {budget:.3f} MiB used, peak {peak:.3f} MiB with a question{archive}; "
+                  f"the node's process {process:.0f} MiB")  # fmt: skip
     lost = {cause: count for cause, count in frames["dropped"].items() if count}
     causes = f" ({', '.join(f'{cause} {count}' for cause, count in lost.items())})" if lost else ""
     table.add_row("Frames", f"{frames['published']} published = {frames['seen']} seen + {sum(lost.values())} dropped"
@@ -178,15 +171,15 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def _answers_line(questions: Sequence[dict[str, Any]]) -> str:
-    judged = [entry for entry in questions if entry["correct"] is not None]
-    refused = sum("message" in entry for entry in questions)
-    text = f"{sum(entry['correct'] for entry in judged)} of {len(judged)} right"
-    if not judged:
-        return f"{len(questions) - refused} of {len(questions)} questions answered; nobody knows the right answers"
-    left = [entry for entry in judged if entry["left_window"]]
+    scored = [entry for entry in questions if entry["correct"] is not None]
+    if not scored:
+        refused = sum("message" in entry for entry in questions)
+        return f"{len(questions) - refused} of {len(questions)} questions answered; the correct answers are unknown"
+    text = f"{sum(entry['correct'] for entry in scored)} of {len(scored)} correct"
+    left = [entry for entry in scored if entry["left_window"]]
     if left:
-        text += (f"\n{len(left)} were about what had long left a sliding window of the same bytes: "
-                 f"{sum(entry['correct'] for entry in left)} of those right")  # fmt: skip
+        text += (f"\n{len(left)} were about frames that had left a sliding window of the same bytes: "
+                 f"{sum(entry['correct'] for entry in left)} of these correct")  # fmt: skip
     return text
 
 
@@ -195,4 +188,4 @@ def _latency_line(latency: dict[str, dict[str, float]]) -> str:
         return "no question was answered"
     parts = ", ".join(f"{text} {latency[name]['median']:.1f}" for name, text in LATENCIES.items() if name != "total_ms")
     total = latency["total_ms"]
-    return f"{total['median']:.1f} ms a question (median; longest {total['max']:.1f} ms): {parts}"
+    return f"{total['median']:.1f} ms per question (median; maximum {total['max']:.1f} ms): {parts}"

@@ -1,4 +1,5 @@
-"""Cameras for a soak: cheap pictures with something moving, published at their rates, and made faulty on demand."""
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic cameras for load tests: pictures with moving objects, published at their rate; faults on demand."""
 
 from __future__ import annotations
 
@@ -17,13 +18,11 @@ from ros_kvstream.node.images import Rgb
 from ros_kvstream.node.messages import to_stamp
 
 COLOURS = ((220, 40, 40), (40, 200, 60), (50, 70, 230), (240, 200, 40))
-Damage = Callable[[Any], None]
-"""Changes a message into a faulty one."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class CameraPlan:
-    """One camera of the soak."""
+    """One camera of a load test."""
 
     name: str
     topic: str
@@ -38,19 +37,19 @@ class Scene(Protocol):
     """What a camera sees."""
 
     def picture(self, now: float, width: int, height: int) -> Rgb:
-        """What it shows at a time in seconds, RGB uint8 [height, width, 3]."""
+        """Picture at a time in seconds, RGB uint8 [height, width, 3]."""
         ...
 
 
 class Room:
-    """A grey room with a few coloured things that move."""
+    """A grey room with four coloured, moving rectangles."""
 
     def __init__(self, seed: int) -> None:
         self._objects = np.random.default_rng(seed).uniform(0.1, 0.9, (len(COLOURS), 4))
-        """Place and speed of each thing, in shares of the picture."""
+        """Position and speed of each rectangle, as shares of the picture."""
 
     def picture(self, now: float, width: int, height: int) -> Rgb:
-        """The room at a time in seconds, RGB uint8 [height, width, 3]."""
+        """Picture at a time in seconds, RGB uint8 [height, width, 3]."""
         picture = np.full((height, width, 3), 110, np.uint8)
         for (x, y, speed_x, speed_y), colour in zip(self._objects, COLOURS, strict=True):
             left = int(abs((x + speed_x * now / 7) % 2 - 1) * 0.8 * width)
@@ -60,68 +59,72 @@ class Room:
 
 
 def raw_message(picture: Rgb) -> Image:
-    """An rgb8 message of a picture, without a header."""
+    """An rgb8 message of a picture, with an empty header."""
     message = Image(height=picture.shape[0], width=picture.shape[1], encoding="rgb8", step=3 * picture.shape[1])
     message.data.frombytes(picture.tobytes())
     return message
 
 
+def jpeg_message(picture: Rgb) -> CompressedImage:
+    """A JPEG message of a picture, with an empty header."""
+    message = CompressedImage(format="rgb8; jpeg compressed bgr8")
+    message.data.frombytes(cv2.imencode(".jpg", picture[..., ::-1])[1].tobytes())
+    return message
+
+
 class SoakCamera:
-    """Publishes one camera's pictures when they are due. Used by one thread."""
+    """Publishes one camera's pictures when they are due. Not thread-safe."""
 
     def __init__(self, node: Node, plan: CameraPlan, seed: int, scene: Scene | None = None) -> None:
-        """:param seed: of the room that it sees, unless a scene is given."""
-        self.plan = plan
+        """:param seed: of the room that it sees if no scene is given."""
         self.published = 0
-        self.offset = 0.0
-        """Seconds added to every stamp: a clock that was set."""
+        self.clock_offset = 0.0
+        """Seconds added to every stamp, as after setting the camera's clock."""
         self.scale = 1.0
-        """Size of the pictures, against the plan's."""
-        self.quiet_until = 0.0
+        """Size of the pictures relative to the plan's."""
+        self.silent_until = 0.0
+        self._plan = plan
         self._node = node
         self._scene = scene or Room(seed)
         self._due = 0.0
-        self._reliable = True
+        self._reliable = False
         self._publisher: Any = None
-        self.renew()
+        self.restart()
 
-    def renew(self) -> None:
-        """Publish anew, reliable and best effort in turn, as a driver that was restarted with other settings."""
+    def restart(self) -> None:
+        """Replace the publisher as a restarted driver does, with reliable and best-effort QoS in turn."""
         if self._publisher is not None:
             self._node.destroy_publisher(self._publisher)
-            self._reliable = not self._reliable
+        self._reliable = not self._reliable
         reliability = ReliabilityPolicy.RELIABLE if self._reliable else ReliabilityPolicy.BEST_EFFORT
         self._publisher = self._node.create_publisher(
-            CompressedImage if self.plan.compressed else Image,
-            self.plan.topic + ("/compressed" if self.plan.compressed else ""),
+            CompressedImage if self._plan.compressed else Image,
+            self._plan.topic + ("/compressed" if self._plan.compressed else ""),
             QoSProfile(depth=5, reliability=reliability),
-            event_callbacks=PublisherEventCallbacks(use_default_callbacks=False))
+            event_callbacks=PublisherEventCallbacks(use_default_callbacks=False))  # fmt: skip
 
     @property
     def connected(self) -> bool:
-        """Whether somebody listens."""
+        """Whether the topic has a subscriber."""
         return bool(self._publisher.get_subscription_count())
 
     def publish_due(self, now: float) -> None:
-        """Publish a frame when the plan's rate asks for one; ``now`` in seconds."""
-        if now >= self._due and now >= self.quiet_until:
-            self._due = max(self._due + 1.0 / self.plan.rate, now - 1.0)
+        """Publish a frame if one is due at ``now``, in seconds."""
+        if now >= self._due and now >= self.silent_until:
+            self._due = max(self._due + 1.0 / self._plan.rate, now - 1.0)
             self.publish(now)
 
-    def publish(self, now: float, damage: Damage | None = None) -> None:
-        """Publish one frame, damaged if wanted."""
-        size = round(self.plan.width * self.scale), round(self.plan.height * self.scale)
-        message = self._message(self._scene.picture(now, *size))
-        message.header.stamp = to_stamp(now + self.offset)
-        message.header.frame_id = f"{self.plan.name}_optical_frame"
+    def publish(self, now: float, damage: Callable[[Any], None] | None = None) -> None:
+        """Publish one frame.
+
+        :param damage: changes the message before it is published.
+        """
+        size = round(self._plan.width * self.scale), round(self._plan.height * self.scale)
+        picture = self._scene.picture(now, *size)
+        message: Any = jpeg_message(picture) if self._plan.compressed else raw_message(picture)
+        message.header.stamp = to_stamp(now + self.clock_offset)
+        message.header.frame_id = f"{self._plan.name}_optical_frame"
         if damage is not None:
             damage(message)
         self._publisher.publish(message)
         self.published += 1
-
-    def _message(self, picture: Rgb) -> Any:
-        if self.plan.compressed:
-            message = CompressedImage(format="rgb8; jpeg compressed bgr8")
-            message.data.frombytes(cv2.imencode(".jpg", picture[..., ::-1])[1].tobytes())
-            return message
-        return raw_message(picture)

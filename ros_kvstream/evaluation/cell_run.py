@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ros_kvstream.errors import BudgetError, CapacityError, FrameError, KvStreamError, QuestionError
+from ros_kvstream.errors import BudgetError, CapacityError, FrameError, QuestionError, RecordingError
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
@@ -48,11 +48,18 @@ def start_result(job: Job) -> RunResult:
                       "reason": "", "trace": []})  # fmt: skip
 
 
+def refuse(result: RunResult, error: Exception) -> None:
+    """Make a run a refused one, without answers."""
+    reason = f"{result.run['episode']}: cannot be read: {error}" if isinstance(error, OSError) else str(error)
+    result.run |= {"status": "refused", "reason": reason}
+    result.lines.clear()
+
+
 def run_job(job: Job, model: VideoLanguageModel, store: FrameStore, progress: Progress = lambda _: None) -> RunResult:
     """Run a cell on an episode.
 
-    A budget that is too small, and a full cache that reaches its budget, are results too: the run is "refused" with
-    the reason. Raises KvStreamError for a recording or settings that cannot be used.
+    A budget that is too small, a full cache that reaches its budget, and a recording that cannot be read are results
+    too: the run is "refused" with the reason. Raises KvStreamError for settings or a model that cannot be used.
     """
     from ros_kvstream.stream.memory import VideoMemory
 
@@ -65,11 +72,8 @@ def run_job(job: Job, model: VideoLanguageModel, store: FrameStore, progress: Pr
         memory = VideoMemory(cell.settings(budget), model)
         _stream(memory, job, store, result, progress)
         run |= {"frames_digest": store.digest(episode.source), "notes": store.notes(episode.source)}
-    except (BudgetError, CapacityError, FrameError) as error:
-        run |= {"status": "refused", "reason": str(error)}
-        result.lines.clear()
-    except OSError as error:
-        raise KvStreamError(f"{episode.name}: cannot be read: {error}") from error
+    except (BudgetError, CapacityError, FrameError, RecordingError, OSError) as error:
+        refuse(result, error)
     finally:
         if memory is not None:
             memory.close()
@@ -104,12 +108,16 @@ def _stream(memory: VideoMemory, job: Job, store: FrameStore, result: RunResult,
             sample()
             progress(every)
     if not questions.frames:
-        raise KvStreamError(f"{job.episode.name}: holds no readable frame")
+        raise _no_frames(job.episode, store)
     for question in questions.due_before(math.inf):
         ask(question)
     if times:
         sample()
     result.run |= questions.data() | {"memory": dataclasses.asdict(memory.stats())}
+
+
+def _no_frames(episode: Episode, store: FrameStore) -> RecordingError:
+    return RecordingError(f"{episode.name}: holds no readable frame. {' '.join(store.notes(episode.source))}".strip())
 
 
 def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQueue) -> dict[str, Any]:
@@ -226,6 +234,8 @@ def share_budget_mib(cell: Cell, model: VideoLanguageModel, store: FrameStore, e
     from ros_kvstream.memory.budget import smallest_budget
 
     settings, sizes = cell.settings(1.0), store.sizes(episode.source)
+    if not sizes:
+        raise _no_frames(episode, store)
     grids = {size: model.frame_tokens(*model.grid(*size)) for size in sizes}
     tokens = sum(grids[size] * count for size, count in sizes.items())
     reserve = len(model.suffix_ids("")) + settings.memory.max_question_tokens + settings.memory.max_answer_tokens

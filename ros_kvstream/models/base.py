@@ -1,7 +1,8 @@
-"""The one interface over all model families: frames to tokens, tokens to positions, a forward into the arena.
+# SPDX-License-Identifier: Apache-2.0
+"""The interface over all model families: frames to tokens, tokens to positions, a forward into the arena.
 
-docs/add_a_model.md shows how a family is added. Most are written on top of models/network.py, which does for every
-network of transformers what does not depend on the family.
+docs/add_a_model.md shows how to add a family. Families on networks of transformers derive from NetworkModel
+(models/network.py), which implements everything that does not depend on the family.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ros_kvstream.errors import ModelError
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
-from ros_kvstream.models.layout import Layout, grid_places, text_places
+from ros_kvstream.models.layout import Layout, patch_coordinates, text_coordinates
 
 Frame = NDArray[np.uint8]
 """A picture, RGB uint8 [height, width, 3]."""
@@ -28,55 +29,47 @@ Frame = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class FrameTokens:
-    """One frame as the language model gets it."""
+    """One frame as input of the language model."""
 
     embeddings: Tensor
-    """[tokens, width] in the order of the sequence. Width is the hidden size, or a multiple of it where features of
-    several tower layers go in (DeepStack); text may be narrower."""
+    """[tokens, width] in the order of the sequence. Width is the hidden size, or a multiple of it with features of
+    several tower layers (DeepStack); text may be narrower."""
     rows: int
     columns: int
-    """Grid of its patches."""
+    """Size of its patch grid."""
     coordinates: Tensor | None = None
-    """(row, column) of each token, int32 [tokens, 2], negative for what is no patch (models/layout.py); None for all
-    patches in raster order and nothing else."""
+    """(row, column) of each token, int32 [tokens, 2], negative for tokens that are not patches (models/layout.py);
+    None for all patches in raster order without other tokens."""
     before: int = 0
-    """Tokens of text before the grid."""
+    """Number of text tokens before the grid."""
     after: int = 0
-    """Tokens of text behind it."""
-
-    def of_patches(self, values: Tensor) -> Tensor:
-        """What is known per patch, [rows * columns], per token; what is no patch gets the greatest value."""
-        if self.coordinates is None:
-            return values
-        row, column = self.coordinates.long().unbind(-1)
-        found = values[(row * self.columns + column).clamp_min(0)]
-        return torch.where(row >= 0, found, values.max())
+    """Number of text tokens after the grid."""
 
 
 class VideoLanguageModel(ABC):
-    """A video language model of any family, as the memory needs it. Single-threaded; weights are never changed."""
+    """A video language model of any family. Not thread-safe; weights are never changed."""
 
     name: str
-    """Hub id or folder that it was loaded from."""
+    """Hub id or folder from which it was loaded."""
     family: str
     """Model type, as in the checkpoint's config.json."""
     trained: bool = True
-    """False when there were no weights to load and random ones are used."""
+    """False when there are no weights and random ones are used."""
     shape: CacheShape
     rotary: Rotary
     layout: Layout
-    """Where tokens are put."""
+    """Positions of tokens."""
     device: torch.device
     tokens_per_second: float = 0.0
-    """Positions per second of stream time; 0 where positions follow the order of arrival instead."""
+    """Positions per second of stream time; 0 where positions are sequential."""
     position_limit: int
     """First position outside the trained range."""
     patch_side: int = 28
     """Side in pixels of the resized picture's square that one visual token stands for."""
     frames_per_grid: int = 1
-    """Most real frames that one grid of patches can hold; 2 where the tower looks at two moments at once."""
+    """Maximum number of frames in one grid of patches; 2 where the tower takes two frames at once."""
     frame_text_tokens: int = 0
-    """Most tokens of text around one frame."""
+    """Maximum number of text tokens around one frame."""
     prefix_ids: tuple[int, ...]
     """Tokens before the frames: system prompt, opening of the user's turn, start of vision."""
     eos_ids: frozenset[int]
@@ -86,11 +79,11 @@ class VideoLanguageModel(ABC):
 
     @abstractmethod
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of visual tokens for a picture of this size, without computing it."""
+        """Rows and columns of visual tokens for a picture of this size."""
 
     @abstractmethod
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
-        """Run the vision tower on pictures of any sizes; without the texts of ``frame_text``."""
+        """Run the vision tower on pictures of any sizes; the result is without the texts of ``frame_text``."""
 
     def encode_grids(self, grids: Sequence[Sequence[Frame]]) -> list[FrameTokens]:
         """Tokens of grids of one frame, or of up to ``frames_per_grid`` frames of one size."""
@@ -99,14 +92,14 @@ class VideoLanguageModel(ABC):
         return self.encode_pairs([(frames[0], frames[-1]) for frames in grids])
 
     def encode_pairs(self, pairs: Sequence[tuple[Frame, Frame]]) -> list[FrameTokens]:
-        """Tokens of two frames in one grid, the earlier first; twice the same frame is that frame by itself.
+        """Tokens of two frames in one grid, the earlier first; a frame paired with itself equals that frame alone.
 
-        :raises ModelError: where the family has one frame a grid.
+        :raises ModelError: where the family has one frame per grid.
         """
-        raise ModelError(f"the family {self.family} has one frame a grid: set memory.frames_per_grid to 1.")
+        raise ModelError(f"the family {self.family} has one frame per grid: set memory.frames_per_grid to 1.")
 
     def frame_tokens(self, rows: int, columns: int) -> int:
-        """Most tokens of a frame with this grid: patches, separators and text."""
+        """Maximum number of tokens of a frame with this grid: patches and text."""
         return rows * columns + self.frame_text_tokens
 
     # -- text -----------------------------------------------------------------------------------------------------
@@ -116,7 +109,7 @@ class VideoLanguageModel(ABC):
         """Tokens after the frames: end of vision, the question, opening of the answer."""
 
     def frame_text(self, seconds: float) -> tuple[list[int], list[int]]:
-        """Tokens before and behind the grid of a frame seen at this time of the stream; none by default."""
+        """Tokens before and after the grid of a frame at this time of the stream; none by default."""
         return [], []
 
     @abstractmethod
@@ -125,34 +118,31 @@ class VideoLanguageModel(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Answer tokens to text."""
+        """Convert answer tokens to text."""
 
     def complete(self, tokens: FrameTokens, seconds: float, kept: Tensor | None = None) -> FrameTokens:
-        """A frame from the tower with its text around it, and of its patches only those kept.
+        """Add a frame's text to the tower's tokens and drop the patches that are not kept.
 
         :param kept: bool [rows * columns]; None for all.
         """
         before, after = self.frame_text(seconds)
         if kept is None and not before and not after:
             return tokens
-        embeddings = tokens.embeddings
-        coordinates = grid_places(tokens.rows, tokens.columns) if tokens.coordinates is None else tokens.coordinates
+        embeddings, coordinates = tokens.embeddings, patch_coordinates(tokens.rows, tokens.columns)
         if kept is not None:
-            patch = (coordinates[:, 0] * tokens.columns + coordinates[:, 1]).clamp_min(0).long()
-            stays = kept[patch] | (coordinates[:, 0] < 0)
-            embeddings, coordinates = embeddings[stays.to(embeddings.device)], coordinates[stays]
+            embeddings, coordinates = embeddings[kept.to(embeddings.device)], coordinates[kept]
         if before or after:
             text = self.embed([*before, *after])
             text = torch.nn.functional.pad(text, (0, embeddings.shape[1] - text.shape[1]))
             embeddings = torch.cat([text[: len(before)], embeddings, text[len(before) :]])
-            first, last = text_places(len(before), len(after))
+            first, last = text_coordinates(len(before), len(after))
             coordinates = torch.cat([first, coordinates, last])
         return FrameTokens(embeddings, tokens.rows, tokens.columns, coordinates, len(before), len(after))
 
     # -- positions ------------------------------------------------------------------------------------------------
 
     def frame_span(self, tokens: FrameTokens) -> int:
-        """Positions along the first axis that a frame takes."""
+        """Number of positions along the first axis that a frame takes."""
         return tokens.before + self.layout.span(tokens.rows, tokens.columns) + tokens.after
 
     def frame_positions(self, start: int, rows: int, columns: int, coordinates: Tensor | None = None) -> Tensor:
@@ -160,15 +150,9 @@ class VideoLanguageModel(ABC):
 
         :param coordinates: (row, column) of the tokens, [tokens, 2]; None for all patches in raster order.
         """
-        return self.layout.frame(start, grid_places(rows, columns) if coordinates is None else coordinates, rows, columns)
-
-    def text_positions(self, start: int, tokens: int) -> Tensor:
-        """(p, h, w) of text of no frame from ``start`` on, int32 [tokens, 3]."""
-        return self.layout.text(start, tokens)
-
-    def text_start(self, newest: int, largest_side: int) -> int:
-        """First position after the frames: one more than any of theirs."""
-        return self.layout.after(newest, largest_side)
+        if coordinates is None:
+            coordinates = patch_coordinates(rows, columns)
+        return self.layout.frame(start, coordinates, rows, columns)
 
     # -- the language model ---------------------------------------------------------------------------------------
 
@@ -182,21 +166,21 @@ class VideoLanguageModel(ABC):
         logits: bool,
         visible: list[Tensor] | None = None,
     ) -> Tensor | None:
-        """Run announced tokens (``arena.begin``) through the language model; each layer writes into the arena.
+        """Run tokens announced with ``arena.begin`` through the language model; each layer writes into the arena.
 
         :param embeddings: [tokens, width]; :param positions: (p, h, w), int32 [tokens, 3].
         :param visible: per layer bool [kv_heads, slots] over the first slots, False where a slot is hidden from these
             tokens; None shows everything.
-        :param logits: whether the last token's logits are wanted; returned float32 [vocabulary], else None.
+        :param logits: whether to return the last token's logits, float32 [vocabulary]; else None is returned.
         """
 
     @abstractmethod
     def capture_queries(self, layers: Sequence[int]) -> AbstractContextManager[dict[int, Tensor]]:
-        """Within the context, collect the un-rotated queries of each forward, layer -> [heads, tokens, head_dim]."""
+        """Within the context, collect the unrotated queries of each forward, layer -> [heads, tokens, head_dim]."""
 
     @abstractmethod
     def capture_keys_values(self) -> AbstractContextManager[tuple[dict[int, Tensor], dict[int, Tensor]]]:
-        """Within the context, collect the un-rotated keys and the values of each forward in every layer.
+        """Within the context, collect the unrotated keys and the values of each forward in every layer.
 
         Layer -> [kv_heads, tokens, head_dim], in the native dtype.
         """

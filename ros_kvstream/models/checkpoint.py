@@ -1,7 +1,9 @@
-"""One checkpoint that is being opened: what a family's file asks for network, tokenizer and image processor."""
+# SPDX-License-Identifier: Apache-2.0
+"""One checkpoint that is being opened: gives a family its network, tokenizer and image processor."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,108 +15,99 @@ from ros_kvstream.models.families import Family
 from ros_kvstream.models.hub import Report, download, is_weights, require_safetensors
 from ros_kvstream.models.packed_weights import pack_weights
 from ros_kvstream.models.quantization import quantization_config
+from ros_kvstream.models.transformers_compat import set_attention
 from ros_kvstream.models.weight_memory import check_memory, skeleton
+from ros_kvstream.settings import ModelSettings
 
 
 @dataclass
 class Checkpoint:
-    """A model by name, with how it is to be loaded; families take it apart in their ``open_model``."""
+    """A model by its settings; families take it apart in their ``open``."""
 
-    name: str
-    """As the user gave it."""
+    settings: ModelSettings
     folder: Path
     """Where config, tokenizer and processor are, and the weights unless they are still on a hub."""
     config: dict[str, Any]
-    """Its config.json."""
     family: Family
     device: torch.device
-    """Where it is to be; the meta device for its shapes alone."""
+    """Device to load to; the meta device for the shapes alone."""
     dtype: torch.dtype
-    attention: str = "auto"
-    quantization: str = "none"
-    max_frame_pixels: int = 0
-    """Larger frames are scaled down to this many pixels; 0 keeps the model's own limit."""
-    trust_remote_code: bool = False
-    check_memory: bool = True
-    beside: int = 0
-    """Bytes that must stay free on the device beside the weights."""
-    seed: int = 0
-    on_hub: bool = False
+    on_hub: bool
     """Whether its weights are still to be fetched from a hub."""
+    seed: int = 0
+    beside: int = 0
+    """Bytes that must stay free on the device in addition to the weights."""
     report: Report = print
     trained: bool = field(default=True, init=False)
-    """False when there were no weights to load and random ones are used; known once there is a network."""
-
-    # -- what families ask for ----------------------------------------------------------------------------------------
+    """False when there are no weights and random ones are used; set by :meth:`network`."""
 
     def network(self) -> Any:
-        """The loaded network, in evaluation mode: random where a folder has no weights, empty on the meta device.
+        """Load the network, in evaluation mode: random where a folder has no weights, empty on the meta device.
 
-        :raises ModelError: before anything is loaded when the memory does not suffice.
+        :raises ModelError: before anything is loaded when there is too little memory.
         """
-        architecture = self.family.network_class()
+        settings, architecture = self.settings, self.family.network_class()
         config = architecture.config_class.from_pretrained(self.folder)
         if self.device.type == "meta":
             self.trained = self.on_hub or self._has_weights()
             return skeleton(architecture, config).to(self.dtype).eval()
-        if self.check_memory:
+        if settings.check_memory:
             check_memory(
-                self.name, skeleton(architecture, config), self.dtype, self.device,
-                quantization=self.quantization, beside=self.beside,
+                settings.path, skeleton(architecture, config), self.dtype, self.device,
+                quantization=settings.quantization, beside=self.beside,
             )  # fmt: skip
-        config._attn_implementation = resolve_attention(self.attention, self.device, self.dtype, architecture)
+        attention = resolve_attention(settings.attention, self.device, self.dtype, architecture)
         if self.on_hub:
-            self.folder = download(self.name, weights=True, code=self.trust_remote_code, report=self.report)
+            self.folder = download(settings.path, weights=True, code=settings.trust_remote_code, report=self.report)
         self.trained = self._has_weights()
-        network = self._loaded(architecture, config) if self.trained else self._random(architecture, config)
-        if self.quantization == "none" and not config_quantized(self.config):
+        network = (self._load if self.trained else self._random)(architecture, config, attention)
+        if settings.quantization == "none" and not self.config.get("quantization_config"):
             pack_weights(network)
         return network
 
     def tokenizer(self) -> Any:
-        """Its tokenizer."""
+        """Load the tokenizer, with the processor's chat template if there is one: its own may not support pictures."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(
-            self.folder, local_files_only=True, trust_remote_code=self.trust_remote_code
-        )
+        code = self.settings.trust_remote_code
+        tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=code)
+        jinja, old = self.folder / "chat_template.jinja", self.folder / "chat_template.json"
+        if jinja.is_file():
+            tokenizer.chat_template = jinja.read_text(encoding="utf-8")
+        elif old.is_file():
+            tokenizer.chat_template = json.loads(old.read_text(encoding="utf-8"))["chat_template"]
+        return tokenizer
 
     def image_processor(self, *names: str) -> Any:
-        """Its image processor: the first of these classes that the installed transformers has.
+        """Load the image processor with the first of these classes that the installed transformers has.
 
-        The picture part alone is loaded, never the whole processor: the video part of some families needs torchvision.
+        Only the image part is loaded, not the whole processor: the video part of some families needs torchvision.
         """
         import transformers
 
         found = next((name for name in names if hasattr(transformers, name)), names[-1])
         return getattr(transformers, found).from_pretrained(self.folder, local_files_only=True)
 
-    # -- the network --------------------------------------------------------------------------------------------------
-
     def _has_weights(self) -> bool:
         files = [path.name for path in self.folder.iterdir()]
-        require_safetensors(self.name, files)
+        require_safetensors(self.settings.path, files)
         return any(is_weights(file) for file in files)
 
-    def _loaded(self, architecture: Any, config: Any) -> Any:
-        options: dict[str, Any] = {}
-        if self.quantization != "none":
-            options["quantization_config"] = quantization_config(self.quantization, self.dtype)
-        if self.quantization.startswith("bitsandbytes") or config_quantized(self.config):
+    def _load(self, architecture: Any, config: Any, attention: str) -> Any:
+        quantization, options = self.settings.quantization, {}
+        if quantization != "none":
+            options["quantization_config"] = quantization_config(quantization, self.dtype)
+        if quantization.startswith("bitsandbytes") or self.config.get("quantization_config"):
             options["device_map"] = {"": self.device}  # these cannot be moved afterwards
         network = architecture.from_pretrained(
             self.folder, config=config, dtype=self.dtype, local_files_only=True, use_safetensors=True,
-            attn_implementation=config._attn_implementation, **options,
+            attn_implementation=attention, **options,
         )  # fmt: skip
         return network.eval() if "device_map" in options else network.to(self.device).eval()
 
-    def _random(self, architecture: Any, config: Any) -> Any:
+    def _random(self, architecture: Any, config: Any, attention: str) -> Any:
+        set_attention(config, attention)
         torch.manual_seed(self.seed)
-        with torch.device("cpu"):  # equal seeds: equal weights on every device
+        with torch.device("cpu"):  # equal seeds give equal weights on every device
             network = architecture(config)
         return network.to(self.device, self.dtype).eval()
-
-
-def config_quantized(config: dict[str, Any]) -> bool:
-    """Whether the checkpoint was quantised before it was published."""
-    return bool(config.get("quantization_config"))

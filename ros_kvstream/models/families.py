@@ -1,4 +1,5 @@
-"""The supported model families: where each one's file is and which class of transformers it wraps.
+# SPDX-License-Identifier: Apache-2.0
+"""The supported model families: the class of each one here and in transformers.
 
 A new family is one line here and one file beside this one (docs/add_a_model.md).
 """
@@ -14,19 +15,18 @@ from ros_kvstream.errors import ModelError
 
 @dataclass(frozen=True)
 class Family:
-    """One family of models."""
+    """One family: its module and class here, and its class in transformers; all are imported on first use."""
 
     module: str
-    """Module with ``open_model(checkpoint) -> VideoLanguageModel``."""
+    name: str
     architecture: str
-    """Name of its class in transformers."""
 
-    def open(self) -> Any:
-        """The family's module, imported when it is needed."""
-        return importlib.import_module(self.module)
+    def model_class(self) -> Any:
+        """Import the family's class."""
+        return getattr(importlib.import_module(f"ros_kvstream.models.{self.module}"), self.name)
 
     def network_class(self) -> Any:
-        """The class in transformers; raises ModelError where the installed version has none."""
+        """Import the class of transformers; raises ModelError where the installed version has none."""
         import transformers
 
         try:
@@ -34,24 +34,24 @@ class Family:
         except AttributeError as error:
             raise ModelError(
                 f"transformers {transformers.__version__} has no {self.architecture}: "
-                "take a newer one, such as pip install -U transformers"
+                "install a newer version, for example with pip install -U transformers"
             ) from error
 
 
 FAMILIES: dict[str, Family] = {
-    "qwen2_vl": Family("ros_kvstream.models.qwen2_vl", "Qwen2VLForConditionalGeneration"),
-    "qwen2_5_vl": Family("ros_kvstream.models.qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
-    "qwen3_vl": Family("ros_kvstream.models.qwen3_vl", "Qwen3VLForConditionalGeneration"),
-    "llava_onevision": Family("ros_kvstream.models.llava_onevision", "LlavaOnevisionForConditionalGeneration"),
-    "llava_next_video": Family("ros_kvstream.models.llava_next_video", "LlavaNextVideoForConditionalGeneration"),
-    "llava_next": Family("ros_kvstream.models.llava_next", "LlavaNextForConditionalGeneration"),
-    "smolvlm": Family("ros_kvstream.models.smolvlm2", "SmolVLMForConditionalGeneration"),
+    "qwen2_vl": Family("qwen2_vl", "Qwen2VL", "Qwen2VLForConditionalGeneration"),
+    "qwen2_5_vl": Family("qwen2_5_vl", "Qwen25VL", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3_vl": Family("qwen3_vl", "Qwen3VL", "Qwen3VLForConditionalGeneration"),
+    "llava_onevision": Family("llava_onevision", "LlavaOneVision", "LlavaOnevisionForConditionalGeneration"),
+    "llava_next_video": Family("llava_next_video", "LlavaNextVideo", "LlavaNextVideoForConditionalGeneration"),
+    "llava_next": Family("llava_next", "LlavaNext", "LlavaNextForConditionalGeneration"),
+    "smolvlm": Family("smolvlm2", "SmolVLM2", "SmolVLMForConditionalGeneration"),
 }
 """Supported families by the ``model_type`` of their config.json."""
 
 
 def family_of(name: str, config: dict[str, Any]) -> Family:
-    """The family of a checkpoint by its config.json; raises ModelError that names what is supported."""
+    """Find the family of a checkpoint by its config.json; raises ModelError that lists the supported ones."""
     family = config.get("model_type", "")
     if family not in FAMILIES:
         raise ModelError(

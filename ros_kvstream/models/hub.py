@@ -1,4 +1,5 @@
-"""From a hub id to a folder on this machine: what is needed and no more, with progress, weights in safetensors only."""
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch a model from a hub into a local folder: only the files that loading reads, weights in safetensors only."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from typing import Any
 from ros_kvstream.errors import ModelError
 
 Report = Callable[[str], None]
-"""Takes one line of progress."""
+"""Receives one line of progress."""
 
 DESCRIPTION_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
-"""Weights whose reading can run code, or that are not torch's."""
+"""Formats of weights whose reading can run code, or that are not torch's."""
 
 
 def wanted_files(sizes: Mapping[str, int], *, weights: bool, code: bool = False) -> list[str]:
-    """The files of a repository that loading reads, smallest first: no other formats, no subfolders.
+    """Select the files of a repository that loading reads, smallest first.
 
     :param sizes: bytes by file name; :param weights: also the weights; :param code: also Python modules.
     """
@@ -29,27 +30,27 @@ def wanted_files(sizes: Mapping[str, int], *, weights: bool, code: bool = False)
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file holds the model's weights in the form that transformers reads (consolidated.* are doubles)."""
+    """Whether a file holds weights that transformers reads (consolidated.* repeat them)."""
     path = PurePosixPath(name)
     return len(path.parts) == 1 and path.suffix == ".safetensors" and path.name.startswith("model")
 
 
 def require_safetensors(name: str, files: list[str]) -> None:
-    """Raise ModelError where there are weights, but none in safetensors."""
+    """Raise ModelError where there are weights but none in safetensors."""
     unsafe = [file for file in files if file.endswith(UNSAFE_SUFFIXES)]
     if unsafe and not any(is_weights(file) for file in files):
         raise ModelError(
-            f"model = {name!r}: its weights are in {unsafe[0]}, a form whose reading can run code; only safetensors "
-            "are loaded. Take an upload with *.safetensors, or convert it with transformers' save_pretrained."
+            f"model = {name!r}: its weights are in {unsafe[0]}, a format whose reading can run code; only safetensors "
+            "are loaded. Use an upload with *.safetensors, or convert it with transformers' save_pretrained."
         )
 
 
 class HubUnreachable(Exception):
-    """The hub gave no answer."""
+    """The hub cannot be reached."""
 
 
 def repository_files(name: str) -> dict[str, int]:
-    """Bytes by file name of a repository on the hub; raises HubUnreachable or, where the hub says no, ModelError."""
+    """Bytes by file name of a repository on the hub; raises HubUnreachable, or ModelError where the hub denies it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -57,28 +58,28 @@ def repository_files(name: str) -> dict[str, int]:
         siblings = HfApi().model_info(name, files_metadata=True).siblings or []
     except GatedRepoError as error:
         raise ModelError(
-            f"model = {name!r}: its makers ask for consent. Give it on the model's page, then set HF_TOKEN."
+            f"model = {name!r}: access is restricted. Accept the terms on the model's page, then set HF_TOKEN."
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"model = {name!r}: the hub has no such model. Check the name, or set HF_TOKEN.") from error
     except HfHubHTTPError as error:
         raise ModelError(f"model = {name!r}: the hub answered {error}") from error
-    except ValueError as error:  # no possible name of a repository
+    except ValueError as error:  # not a valid name of a repository
         raise ModelError(
-            f"model = {name!r}: neither a folder here nor a hub id ({error}). Give 'tiny', a folder or a hub id."
+            f"model = {name!r}: neither a local folder nor a hub id ({error}). Give 'tiny', a folder or a hub id."
         ) from error
-    except Exception as error:  # noqa: BLE001 - each version of the library has other names for "no network"
+    except Exception as error:  # noqa: BLE001 - versions of the library differ in the errors without a network
         raise HubUnreachable(str(error)) from error
     return {sibling.rfilename: int(sibling.size or 0) for sibling in siblings}
 
 
 def download(name: str, *, weights: bool, code: bool = False, report: Report = print) -> Path:
-    """The folder of a hub model on this machine; what is there already is not fetched again.
+    """Fetch a hub model and return its local folder; files that are there already are not fetched again.
 
-    Without a network, what earlier runs fetched is used.
+    Without a network, files fetched earlier are used.
 
-    :param report: gets a line before each file of weights; terminals also show the hub library's own bars.
-    :raises ModelError: when there is no such model, no weights in safetensors, or no network and nothing here.
+    :param report: receives a line before each file of weights; terminals also show the hub library's progress bars.
+    :raises ModelError: when there is no such model, no weights in safetensors, or neither a network nor a local copy.
     """
     from huggingface_hub import hf_hub_download
 
@@ -90,21 +91,19 @@ def download(name: str, *, weights: bool, code: bool = False, report: Report = p
     files = wanted_files(sizes, weights=weights, code=code)
     if "config.json" not in files:
         raise ModelError(f"model = {name!r}: it has no config.json, so it is not a transformers model.")
-    total, done, folder = sum(sizes[file] for file in files), 0, None
+    total, done = sum(sizes[file] for file in files), 0
     for number, file in enumerate(files, 1):
         if is_weights(file):
-            share = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB are here"
+            share = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB fetched"
             report(f"{name}: {file}, {sizes[file] / 1e9:.1f} GB, file {number} of {len(files)}; {share}")
         try:
             path = hf_hub_download(name, file)
         except (OSError, ValueError) as error:
             raise ModelError(
-                f"model = {name!r}: {file} could not be fetched: {error}. What is here stays: start again."
+                f"model = {name!r}: {file} could not be fetched: {error}. Fetched files are kept: start again."
             ) from error
         done += sizes[file]
-        folder = Path(path).parent
-    assert folder is not None  # config.json is among the files
-    return folder
+    return Path(path).parent
 
 
 def _downloaded_before(name: str, reason: str, *, weights: bool) -> Path:
@@ -117,6 +116,6 @@ def _downloaded_before(name: str, reason: str, *, weights: bool) -> Path:
             return folder
     missing = "its weights are" if isinstance(found, str) else "it is"
     raise ModelError(
-        f"model = {name!r}: no folder here, {missing} not in the cache, and the hub gave no answer ({reason}). "
-        "Check the name and the network, or download it elsewhere and give the folder."
+        f"model = {name!r}: no such folder, {missing} not in the cache, and the hub cannot be reached ({reason}). "
+        "Check the name and the network, or download it on another machine and give the folder."
     )

@@ -1,13 +1,13 @@
-"""Where a family puts tokens: which positions a frame takes, and what a slot remembers of each of its tokens.
+# SPDX-License-Identifier: Apache-2.0
+"""Where a family puts tokens: the positions of a frame, and the position and coordinates stored per token.
 
-A slot carries three numbers (p, h, w). ``p`` is the position along the first axis, which re-basing moves; (h, w) is the
-token's place in its picture, which policies, archive and pictures of kept tokens align frames by. What a key is
-rotated by follows from the three (memory/rotary.py): a 1-D family turns by p alone, M-RoPE by (p, h, w), and a family
-whose grids start at their place in the sequence by (p, p + h, p + w).
+A slot carries three numbers (p, h, w). ``p`` is the position along the first axis, which a rebase shifts; (h, w) are
+the grid coordinates by which policies, archive and pictures of kept tokens align frames. How a key is rotated follows
+from the three (memory/rotary.py): by p alone in a 1-D family, by (p, h, w) in M-RoPE, and by (p, p + h, p + w) in a
+family whose grids start at their index in the sequence.
 
-Places: a patch is at (row, column), from 0. Tokens of a frame that are no patches have negative coordinates:
-(TEXT_BEFORE, -n .. -1) is text before the grid, (TEXT_AFTER, 0 .. n - 1) text behind it, (SEPARATOR, row) the
-separator behind a row of patches.
+Coordinates: a patch is at (row, column), from 0. Tokens of a frame that are not patches have negative coordinates:
+(TEXT_BEFORE, -n .. -1) is text before the grid, (TEXT_AFTER, 0 .. n - 1) text after it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TEXT_BEFORE, TEXT_AFTER, SEPARATOR = -1, -2, -3
-"""h of a frame's tokens that are no patches."""
+TEXT_BEFORE, TEXT_AFTER = -1, -2
+"""h of a frame's tokens that are not patches."""
 
 
-def grid_places(rows: int, columns: int) -> Tensor:
+def patch_coordinates(rows: int, columns: int) -> Tensor:
     """(row, column) of all patches in raster order, int32 [rows * columns, 2]."""
     row = torch.arange(rows, dtype=torch.int32).repeat_interleave(columns)
     column = torch.arange(columns, dtype=torch.int32).repeat(rows)
     return torch.stack([row, column], dim=-1)
 
 
-def text_places(before: int, after: int) -> tuple[Tensor, Tensor]:
-    """Places of the texts before and behind a grid, int32 [before, 2] and [after, 2]."""
+def text_coordinates(before: int, after: int) -> tuple[Tensor, Tensor]:
+    """Coordinates of the texts before and after a grid, int32 [before, 2] and [after, 2]."""
     left, right = torch.arange(-before, 0, dtype=torch.int32), torch.arange(after, dtype=torch.int32)
     first = torch.stack([torch.full_like(left, TEXT_BEFORE), left], dim=-1)
     return first, torch.stack([torch.full_like(right, TEXT_AFTER), right], dim=-1)
@@ -46,11 +46,11 @@ class Layout(ABC):
 
     @abstractmethod
     def span(self, rows: int, columns: int) -> int:
-        """Positions along the first axis that a grid takes, its separators included."""
+        """Number of positions along the first axis that a grid takes."""
 
     @abstractmethod
     def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
-        """Position of tokens of a frame from its grid's first position on, int32 [tokens]; coordinates int [tokens, 2]."""
+        """Positions of a frame's tokens relative to its grid's first, int32 [tokens]; coordinates int [tokens, 2]."""
 
     def frame(self, start: int, coordinates: Tensor, rows: int, columns: int) -> Tensor:
         """(p, h, w) of a frame's tokens whose grid starts at ``start``, int32 [tokens, 3]."""
@@ -58,12 +58,12 @@ class Layout(ABC):
         return torch.cat([along[:, None], coordinates.int() + self.origin], dim=-1).int()
 
     def text(self, start: int, tokens: int) -> Tensor:
-        """(p, h, w) of text of no frame from ``start`` on, int32 [tokens, 3]."""
+        """(p, h, w) of text outside frames from ``start`` on, int32 [tokens, 3]."""
         along = torch.arange(start, start + tokens, dtype=torch.int32)
         return torch.stack([along, *[torch.full_like(along, -1)] * 2], dim=-1)
 
     def after(self, newest: int, largest_side: int) -> int:
-        """First position behind the frames: of the newest the last position, of all the most rows or columns."""
+        """First position after the frames, from the newest frame's last one and the longest side of all grids."""
         return newest + 1
 
 
@@ -78,51 +78,44 @@ class TimedGrids(Layout):
     sequential = False
 
     def span(self, rows: int, columns: int) -> int:
-        """A frame is one moment."""
+        """One position."""
         return 1
 
     def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
-        """All tokens of a frame are of one moment."""
+        """All tokens of a frame have one position."""
         return torch.zeros(len(coordinates), dtype=torch.int32)
 
     def text(self, start: int, tokens: int) -> Tensor:
-        """Equal on all axes."""
+        """Positions equal on all axes."""
         return torch.arange(start, start + tokens, dtype=torch.int32)[:, None].expand(tokens, 3)
 
     def after(self, newest: int, largest_side: int) -> int:
         """One more than any position of the frames.
 
         transformers 5.24 starts at ``origin + max(rows, columns)`` instead, which can lie before the newest frame
-        (its issue 45381); a question must come after what it asks about.
+        (its issue 45381); a question must come after the frames it refers to.
         """
         return max(newest, self.origin + largest_side - 1) + 1
 
 
 @dataclass(frozen=True)
 class TokenSequence(Layout):
-    """1-D families: p is the running index in the sequence; h and w serve the alignment of frames alone."""
-
-    separators: bool = False
-    """Whether a separator stands behind each row of patches."""
+    """1-D families: p is the index in the sequence; h and w only align frames."""
 
     def span(self, rows: int, columns: int) -> int:
-        """Every token takes a position."""
-        return rows * (columns + int(self.separators))
+        """One position per token."""
+        return rows * columns
 
     def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
-        """Raster order, separators at the ends of the rows, texts around."""
-        width = columns + int(self.separators)
-        h, w = coordinates.unbind(-1)
-        along = h * width + w
-        along = torch.where(h == SEPARATOR, w * width + columns, along)
-        return _texts(coordinates, along, self.span(rows, columns))
+        """Patches in raster order, texts before and after."""
+        return _texts(coordinates, coordinates[:, 0] * columns + coordinates[:, 1], rows * columns)
 
 
 @dataclass(frozen=True)
 class SequencedGrids(Layout):
-    """Qwen3-VL: text counts on, a grid starts where the text before it ended and takes as much as its longer side.
+    """Qwen3-VL: a grid starts after the text before it and takes as many positions as its longer side.
 
-    Every patch has the grid's first position as its p; its h and w are turned by p + row and p + column.
+    The p of every patch is the grid's first position; its h and w are rotated by p + row and p + column.
     """
 
     def span(self, rows: int, columns: int) -> int:
@@ -130,12 +123,12 @@ class SequencedGrids(Layout):
         return max(rows, columns)
 
     def offsets(self, coordinates: Tensor, rows: int, columns: int) -> Tensor:
-        """0 for patches; texts count."""
-        return _texts(coordinates, torch.zeros(len(coordinates), dtype=torch.int32), self.span(rows, columns))
+        """0 for patches; text takes one position per token."""
+        return _texts(coordinates, torch.zeros(len(coordinates), dtype=torch.int32), max(rows, columns))
 
 
 def _texts(coordinates: Tensor, along: Tensor, span: int) -> Tensor:
-    """Offsets with those of the texts around the grid filled in."""
+    """Fill in the offsets of the texts around the grid."""
     h, w = coordinates.unbind(-1)
     along = torch.where(h == TEXT_BEFORE, w, along)
     return torch.where(h == TEXT_AFTER, span + w, along)

@@ -1,4 +1,5 @@
-"""From a model's name to a loaded model: the one in this package, a local folder, or a hub id."""
+# SPDX-License-Identifier: Apache-2.0
+"""Load a model by name: the one in this package, a local folder, or a hub id."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def find_folder(path: str, *, code: bool = False) -> tuple[Path, bool]:
-    """The folder of a model's config, and whether the model is on a hub. A local folder is read without a network.
+    """Find the folder of a model's config, and whether the model is on a hub. A local folder needs no network.
 
     :raises ModelError: when there is no such folder, or the hub cannot be reached or does not know the model.
     """
@@ -39,7 +40,7 @@ def find_folder(path: str, *, code: bool = False) -> tuple[Path, bool]:
 
 
 def read_config(path: str, folder: Path) -> dict[str, Any]:
-    """The config.json in a folder; raises ModelError where it is missing or broken."""
+    """Read the config.json in a folder; raises ModelError where it is missing or broken."""
     file = folder / "config.json"
     if not file.is_file():
         raise ModelError(f"model = {path!r}: the folder has no config.json, so it is not a transformers model.")
@@ -54,27 +55,23 @@ def load_model(
 ) -> VideoLanguageModel:
     """Load a model of any supported family.
 
-    :param beside: bytes that must stay free on the device beside the weights (the memory's own budget).
-    :param report: gets a line of progress for each file of weights that is fetched from a hub.
-    :raises ModelError: names what is supported, what is missing, or how much memory is; before anything is loaded.
+    :param beside: bytes that must stay free on the device in addition to the weights (the memory's budget).
+    :param report: receives a line of progress for each file of weights that is fetched from a hub.
+    :raises ModelError: before anything is loaded; states what is supported, what is missing, or the memory needed.
     """
-    checkpoint = open_checkpoint(settings, seed)
-    checkpoint.beside, checkpoint.report = beside, report
-    return _opened(checkpoint)
+    return _open(settings, seed=seed, beside=beside, report=report)
 
 
 def describe_model(settings: ModelSettings) -> VideoLanguageModel:
-    """A model whose shapes, grids and tokens can be asked for, without its weights: it cannot be run.
+    """Open a model without its weights, for its shapes, grids and tokens; it cannot be run.
 
-    Reads the config, the tokenizer and the image processor alone; raises as :func:`load_model` does.
+    Reads only the config, the tokenizer and the image processor; raises as :func:`load_model` does.
     """
-    checkpoint = open_checkpoint(settings)
-    checkpoint.device = torch.device("meta")
-    return _opened(checkpoint)
+    return _open(settings, weights=False)
 
 
-def open_checkpoint(settings: ModelSettings, seed: int = 0) -> Checkpoint:
-    """What is known before anything is loaded; raises ModelError for what cannot work."""
+def _open(settings: ModelSettings, *, weights: bool = True, **options: Any) -> VideoLanguageModel:
+    """Check the settings against the checkpoint before anything is loaded, then open it."""
     folder, on_hub = find_folder(settings.path, code=settings.trust_remote_code)
     config = read_config(settings.path, folder)
     family = family_of(settings.path, config)
@@ -86,26 +83,9 @@ def open_checkpoint(settings: ModelSettings, seed: int = 0) -> Checkpoint:
                 f"quantization = {settings.quantization!r}: the checkpoint {settings.path!r} already has its weights "
                 f"in {bits} bits. Set quantization = none."
             )
-    return Checkpoint(
-        name=settings.path,
-        folder=folder,
-        on_hub=on_hub,
-        config=config,
-        family=family,
-        device=device,
-        dtype=resolve_dtype(settings.dtype, device, config),
-        attention=settings.attention,
-        quantization=settings.quantization,
-        max_frame_pixels=settings.max_frame_pixels,
-        trust_remote_code=settings.trust_remote_code,
-        check_memory=settings.check_memory,
-        seed=seed,
-    )
-
-
-def _opened(checkpoint: Checkpoint) -> VideoLanguageModel:
+    dtype = resolve_dtype(settings.dtype, device, config)
+    device = device if weights else torch.device("meta")
     try:
-        model: VideoLanguageModel = checkpoint.family.open().open_model(checkpoint)
+        return family.model_class().open(Checkpoint(settings, folder, config, family, device, dtype, on_hub, **options))
     except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError, SafetensorError) as error:
-        raise ModelError(f"model = {checkpoint.name!r} could not be loaded: {error}") from error
-    return model
+        raise ModelError(f"model = {settings.path!r} could not be loaded: {error}") from error

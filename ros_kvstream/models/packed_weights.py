@@ -1,7 +1,8 @@
-"""Weights laid out once as the CPU's matrix kernels read them; otherwise every product lays them out again.
+# SPDX-License-Identifier: Apache-2.0
+"""Weights stored in the layout of the CPU's matrix kernels; otherwise every product converts them again.
 
-Uses operators of torch that its own compiler uses and that are not public: they are tried on a known case first, and
-the network stays as it is where they are missing or wrong. Results are equal within the type's rounding.
+The network stays as it is where the operators (torch_compat.py) are missing or give wrong results. Results are equal
+within the rounding of the dtype.
 """
 
 from __future__ import annotations
@@ -13,85 +14,80 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
+from ros_kvstream.models.torch_compat import packed_linear, packed_weight
+
 LEAST_WEIGHTS = 1 << 20
-"""Smaller matrices stay: their product costs less than the call."""
+"""Weights of the smallest matrix that is packed; for smaller ones the call costs more than it saves."""
 ROWS = 144
-"""Tokens for which the layout is chosen; it serves any number."""
+"""Rows for which the layout is chosen; it works for any number."""
 LEAST_ROWS = 4
-"""Fewer rows take the kernels longer than this many: a decode step's single row is padded."""
+"""Rows to which fewer are padded, such as a decode step's single row: the kernels are slower with fewer."""
 
 
 class PackedLinear(nn.Module):
-    """A Linear whose weights are held in the kernels' layout only."""
+    """A Linear with its weights in the layout of the kernels only."""
 
     def __init__(self, source: nn.Linear) -> None:
-        """Copy a Linear's weights into the layout."""
         super().__init__()
         self.in_features, self.out_features = source.in_features, source.out_features
         self.bias = source.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(source.weight.detach(), ROWS)
+        self.packed = packed_weight(source.weight.detach(), ROWS)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         rows = hidden.reshape(-1, self.in_features)
         return self.product(padded(rows))[: len(rows)].view(*hidden.shape[:-1], self.out_features)
 
-    def product(self, rows: Tensor, activation: str = "none") -> Tensor:
-        """[rows, in_features] to [rows, out_features], and an activation ("none", "swish") before it is rounded."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, activation, [], "")
-        return result
-
-    def times(self, rows: Tensor, factor: Tensor) -> Tensor:
-        """The product times ``factor``, element by element, rounded once."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, factor, self.packed, self.bias, "mul")
-        return result
+    def product(self, rows: Tensor, activation: str = "none", factor: Tensor | None = None) -> Tensor:
+        """Map [rows, in_features] to [rows, out_features], with an activation or a factor (packed_linear)."""
+        return packed_linear(rows, self.packed, self.bias, activation, factor)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         return self  # weights are never changed
 
 
 class PackedGatedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)), activation and product inside the matrix kernels."""
+    """down(silu(gate(x)) * up(x)) with activation and product inside the matrix kernels."""
 
     def __init__(self, source: Any) -> None:
-        """Take over the three packed projections of the library's own module."""
+        """:param source: a gated MLP of the library with packed projections."""
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = source.gate_proj, source.up_proj, source.down_proj
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., hidden] to [..., hidden]."""
+        """Map [..., hidden] to [..., hidden]."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         wide = padded(rows)
-        result: Tensor = self.down_proj.product(self.up_proj.times(wide, self.gate_proj.product(wide, "swish")))
-        return result[: len(rows)].view(hidden.shape)
+        mixed = self.up_proj.product(wide, factor=self.gate_proj.product(wide, "swish"))
+        return self.down_proj.product(mixed)[: len(rows)].view(hidden.shape)
 
 
 def padded(rows: Tensor) -> Tensor:
-    """At least LEAST_ROWS rows, [rows, width], zeros behind."""
+    """Pad [rows, width] with zeros to LEAST_ROWS rows."""
     return pad(rows, (0, 0, 0, LEAST_ROWS - len(rows))) if len(rows) < LEAST_ROWS else rows
 
 
 @lru_cache
 def packing_works(dtype: torch.dtype) -> bool:
-    """Whether the operators are there for a type and give what torch's public ones give."""
+    """Whether the operators exist for a dtype and give the results of torch's public ones."""
     generator = torch.Generator().manual_seed(0)
     gate, down = nn.Linear(48, 80).to(dtype), nn.Linear(80, 48, bias=False).to(dtype)
     hidden = torch.randn(5, 48, generator=generator).to(dtype)
     try:
         with torch.inference_mode():
             packed = PackedLinear(gate)
-            ours = PackedLinear(down)(packed.times(hidden, packed.product(hidden, "swish")))
+            ours = PackedLinear(down)(packed.product(hidden, factor=packed.product(hidden, "swish")))
             once = linear(hidden.float(), gate.weight.float(), gate.bias.float())
             expected = linear(silu(once) * once, down.weight.float())
-    except (RuntimeError, AttributeError):  # an operator that is missing, or that this processor has not
+    except (RuntimeError, AttributeError):  # missing in this torch, or not supported by this processor
         return False
     return bool(torch.allclose(ours.float(), expected, atol=0.02 if dtype == torch.bfloat16 else 1e-5))
 
 
 def pack_weights(network: nn.Module, least: int = LEAST_WEIGHTS) -> int:
-    """Replace the large Linears of a network on the CPU, and gated MLPs made of them; returns how many Linears.
+    """Replace the large Linears of a network on the CPU, and gated MLPs made of them; return the number of Linears.
 
-    Tied weights stay, since the embedding needs them as they are. The network's own weights are freed one by one.
+    Weights tied to an embedding stay, since the embedding reads them. Replaced weights are freed one by one.
     """
     dtype, device = getattr(network, "dtype", None), next(network.parameters()).device
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not packing_works(dtype):
@@ -99,7 +95,7 @@ def pack_weights(network: nn.Module, least: int = LEAST_WEIGHTS) -> int:
     embeddings = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     count = 0
     parents = [module for module in network.modules() if not isinstance(module, nn.Linear)]
-    for module in parents:  # nothing here holds on to a Linear, so that its weights are freed before the next
+    for module in parents:  # holds no reference to a Linear, so that its weights are freed before the next
         for name in [name for name, _ in module.named_children()]:
             child = module.get_submodule(name)
             if type(child) is nn.Linear and child.weight.numel() >= least and id(child.weight) not in embeddings:

@@ -1,4 +1,5 @@
-"""Weights in 8 or 4 bits through bitsandbytes or torchao, both optional; the vision tower and the head stay exact."""
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in 8 or 4 bits with bitsandbytes or torchao, both optional; vision tower and head keep their dtype."""
 
 from __future__ import annotations
 
@@ -14,50 +15,48 @@ KEPT_EXACT = (
     "visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "lm_head",
     "model.visual", "model.vision_tower", "model.vision_model", "model.multi_modal_projector", "model.connector",
 )  # fmt: skip
-"""Modules that are not quantised: small beside the language model, and what is lost there is lost for good."""
-
+"""Modules that are not quantized: small compared to the language model, and sensitive."""
 GROUP = 64
 """Weights that share a scale in 4 bits."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """One way to hold weights in few bits."""
+    """A quantization of weights."""
 
     package: str
-    extra: str
-    """The optional extra of this package that installs it."""
+    """Package that implements it, and the name of our optional extra that installs it."""
     bits: int
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one weight, its share of the scales counted."""
+        """Bytes of one weight, including its share of the scales."""
         return self.bits / 8 + (4 / GROUP if self.bits == 4 else 0.0)
 
 
 QUANTIZATIONS: dict[str, Quantization] = {
-    "bitsandbytes-int8": Quantization("bitsandbytes", "bitsandbytes", 8),
-    "bitsandbytes-nf4": Quantization("bitsandbytes", "bitsandbytes", 4),
-    "torchao-int8": Quantization("torchao", "torchao", 8),
-    "torchao-int4": Quantization("torchao", "torchao", 4),
+    "bitsandbytes-int8": Quantization("bitsandbytes", 8),
+    "bitsandbytes-nf4": Quantization("bitsandbytes", 4),
+    "torchao-int8": Quantization("torchao", 8),
+    "torchao-int4": Quantization("torchao", 4),
 }
 
 
 def require_packages(name: str) -> None:
-    """Raise ModelError with the pip line where what a quantisation needs is not installed."""
+    """Raise ModelError with the pip command where a package that a quantization needs is not installed."""
     chosen = QUANTIZATIONS[name]
     needed = (chosen.package, "accelerate") if chosen.package == "bitsandbytes" else (chosen.package,)
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         raise ModelError(
-            f"quantization = {name!r} needs what is not installed: {', '.join(missing)}. "
-            f"pip install 'ros_kvstream[{chosen.extra}]' or pip install {' '.join(missing)}, "
+            f"quantization = {name!r} needs packages that are not installed: {', '.join(missing)}. "
+            f"pip install 'ros_kvstream[{chosen.package}]' or pip install {' '.join(missing)}, "
             "or use quantization = none."
         )
 
 
 def quantization_config(name: str, dtype: torch.dtype) -> Any:
-    """What transformers' from_pretrained takes as ``quantization_config``."""
+    """Build the ``quantization_config`` for from_pretrained of transformers."""
     import transformers
 
     skipped = list(KEPT_EXACT)
@@ -77,7 +76,7 @@ def quantization_config(name: str, dtype: torch.dtype) -> Any:
 
 
 def stored_bits(config: dict[str, Any]) -> int:
-    """Bits of a checkpoint that was quantised before it was published (AWQ, GPTQ, FP8 ...); 0 where it was not."""
+    """Bits of the weights of a checkpoint published in quantized form (AWQ, GPTQ, FP8 ...); 0 for others."""
     found = config.get("quantization_config") or {}
     if not found:
         return 0

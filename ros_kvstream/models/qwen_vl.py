@@ -1,20 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Qwen-VL families share: pictures of any size on a grid of merged patches, the prompt, M-RoPE by sections."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ros_kvstream.models.base import Frame, FrameTokens
-from ros_kvstream.models.chat_template import split_chat_template, use_processor_template
 from ros_kvstream.models.checkpoint import Checkpoint
-from ros_kvstream.models.network import NetworkModel, rotary_of
+from ros_kvstream.models.layout import Layout, TimedGrids
+from ros_kvstream.models.network import NetworkModel, rotary_of, split_chat_template
+from ros_kvstream.models.transformers_compat import mrope_sections, run_vision_tower, smart_resize
 
-Family = TypeVar("Family", bound="QwenVL")
 Grid = tuple[int, int]
 """Rows and columns of a picture's patches, before they are merged."""
 
@@ -25,51 +25,48 @@ def mrope_axes(sections: Sequence[int]) -> Tensor:
 
 
 def interleaved_axes(sections: Sequence[int]) -> Tensor:
-    """Axes of interleaved M-RoPE: t h w t h w ..., and t where h and w have used up their share."""
+    """Axes of interleaved M-RoPE: t h w t h w ..., and t where the sections of h and w are used up."""
     axes = torch.zeros(sum(sections), dtype=torch.int64)
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : 3] = axis
     return axes
 
 
-def sections_of(embedding: Any) -> list[int]:
-    """The M-RoPE sections of a language model's ``rotary_emb``; older transformers keep them in its config alone."""
-    sections = getattr(embedding, "mrope_section", None) or embedding.config.rope_scaling["mrope_section"]
-    return [int(size) for size in sections]
-
-
 class QwenVL(NetworkModel):
     """A Qwen-VL family. A temporal grid is one frame, doubled over the temporal patch, or two frames."""
 
+    image_processors = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
     frames_per_grid = 2
+    layout: Layout
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
-        """Wrap a loaded network, its tokenizer and its image processor."""
-        super().__init__(name, model, model.model.language_model, tokenizer, trained=trained)
-        self.image_processor = image_processor
-        vision = model.config.vision_config
+    def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
+        super().__init__(name, network, tokenizer, image_processor, trained=trained)
+        vision = network.config.vision_config
         self._merge = vision.spatial_merge_size
         self.patch_side = vision.patch_size * self._merge
         embedding = self.language_model.rotary_emb
-        self.rotary = rotary_of(embedding, self.device, mrope_axes(sections_of(embedding)))
+        self.rotary = rotary_of(embedding, self.device, mrope_axes(mrope_sections(embedding)))
         self.use_prompt(*split_chat_template(tokenizer, "<|video_pad|>"), "<|im_end|>")
+        self.layout = TimedGrids(len(self.prefix_ids))
 
-    # -- pictures -------------------------------------------------------------------------------------------------
+    @classmethod
+    def open(cls, checkpoint: Checkpoint) -> NetworkModel:
+        """Load a checkpoint of this family; ``max_frame_pixels`` limits the size to which pictures are resized."""
+        model = super().open(checkpoint)
+        if checkpoint.settings.max_frame_pixels:
+            size, side = model.image_processor.size, model.image_processor.patch_size * model.image_processor.merge_size
+            most = max(checkpoint.settings.max_frame_pixels, side**2)
+            model.image_processor.size = {"shortest_edge": min(size["shortest_edge"], most), "longest_edge": most}
+        return model
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of visual tokens: patches after the processor's own resize, merged."""
-        try:
-            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-        except ImportError:
-            from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-
-        processor = self.image_processor
-        size = processor.size
-        patch = processor.patch_size * processor.merge_size
+        """Rows and columns of visual tokens: merged patches after the processor's resize."""
+        size = self.image_processor.size
+        side = self.image_processor.patch_size * self.image_processor.merge_size
         rows, columns = smart_resize(
-            height, width, factor=patch, min_pixels=size["shortest_edge"], max_pixels=size["longest_edge"]
+            height, width, factor=side, min_pixels=size["shortest_edge"], max_pixels=size["longest_edge"]
         )
-        return rows // patch, columns // patch
+        return rows // side, columns // side
 
     @torch.inference_mode()
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
@@ -78,7 +75,7 @@ class QwenVL(NetworkModel):
 
     @torch.inference_mode()
     def encode_pairs(self, pairs: Sequence[tuple[Frame, Frame]]) -> list[FrameTokens]:
-        """Run the vision tower on grids of two frames, as the families' video processors lay them out."""
+        """Run the vision tower on grids of two frames, laid out as by the families' video processors."""
         pictures, grids = self._patches([frame for pair in pairs for frame in pair])
         size = self.image_processor.patch_size**2
         both = []
@@ -101,40 +98,17 @@ class QwenVL(NetworkModel):
             for embeddings, (rows, columns) in zip(encoded, grids, strict=True)
         ]
 
-    @abstractmethod
     def run_tower(self, pictures: list[Tensor], grids: list[Grid]) -> list[Tensor]:
-        """Merged tokens of each picture, [tokens, width] in raster order.
+        """Merged tokens of each picture, [tokens, width] in raster order, here of all pictures in one pass.
+
+        DeepStack features, where the family has them, follow the merged tokens along the width.
 
         :param pictures: patches as the image processor makes them, [patches, channels * 2 * patch * patch] each.
         """
-
-    # -- the language model ---------------------------------------------------------------------------------------
+        merged, levels = run_vision_tower(self.network.model.visual, pictures, grids)
+        sizes = [rows * columns // self._merge**2 for rows, columns in grids]
+        return list(torch.cat([merged, *levels], dim=-1).split(sizes))
 
     def position_ids(self, positions: Tensor) -> Tensor:
-        """int64 [3, 1, tokens]."""
+        """Position ids on the three axes of M-RoPE, int64 [3, 1, tokens]."""
         return self.rotary.axis_positions(positions).to(self.device).long().T[:, None]
-
-
-def library_tower(tower: Any, pictures: list[Tensor], grids: list[Grid]) -> tuple[Tensor, list[Tensor]]:
-    """transformers' own vision tower over several pictures: merged tokens [tokens of all, hidden], DeepStack features.
-
-    The features are a list of tensors of the same shape, empty where the family has none.
-    """
-    grid_thw = torch.tensor([(1, rows, columns) for rows, columns in grids], device=pictures[0].device)
-    output = tower(torch.cat(pictures), grid_thw=grid_thw)
-    if isinstance(output, Tensor):  # transformers 4
-        return output, []
-    if isinstance(output, tuple):
-        return output[0], list(output[1])
-    return output.pooler_output, list(getattr(output, "deepstack_features", None) or [])
-
-
-def open_qwen(family: type[Family], checkpoint: Checkpoint) -> Family:
-    """Load a checkpoint of one of these families."""
-    network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
-    use_processor_template(tokenizer, checkpoint.folder)
-    processor = checkpoint.image_processor("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
-    if checkpoint.max_frame_pixels:
-        edge = max(checkpoint.max_frame_pixels, (processor.patch_size * processor.merge_size) ** 2)
-        processor.size = {"shortest_edge": min(processor.size["shortest_edge"], edge), "longest_edge": edge}
-    return family(checkpoint.name, network, tokenizer, processor, trained=checkpoint.trained)

@@ -1,4 +1,5 @@
-"""Too little memory for a model's weights is said before anything is loaded, from its config alone."""
+# SPDX-License-Identifier: Apache-2.0
+"""Check from a model's config, before anything is loaded, that its weights fit the free memory."""
 
 from __future__ import annotations
 
@@ -17,26 +18,24 @@ CGROUP_LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
-"""A container's limit and use, of cgroups version 2 and 1."""
+"""Files with a container's limit and usage, of cgroups version 2 and 1."""
 
 
-def skeleton(architecture: Any, config: Any) -> nn.Module:
-    """The network without weights, on torch's meta device."""
+def skeleton(architecture: Any, config: Any) -> Any:
+    """Build the network without weights, on torch's meta device."""
     with torch.device("meta"):
-        network: nn.Module = architecture(config)
-    tie = getattr(network, "tie_weights", None)
-    if callable(tie):
-        tie()  # so that tied weights are counted once
+        network = architecture(config)
+    network.tie_weights()  # so that tied weights count once
     return network
 
 
 def count_parameters(network: nn.Module) -> int:
-    """Weights of a network, tied ones once."""
+    """Number of weights of a network, tied ones counted once."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def weight_bytes(network: nn.Module, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
-    """Bytes that the weights take on the device."""
+    """Bytes of the weights on the device."""
     total = float(count_parameters(network) * dtype.itemsize)
     if quantization is not None:
         for name, module in network.named_modules():
@@ -46,7 +45,7 @@ def weight_bytes(network: nn.Module, dtype: torch.dtype, quantization: Quantizat
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that may still be taken on a device: of a GPU its own, else of the machine or the container."""
+    """Free bytes of a device: of a GPU its own memory, else of the machine or the container."""
     if device.type == "cuda" and not getattr(torch.cuda.get_device_properties(device), "is_integrated", False):
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
@@ -61,7 +60,7 @@ def free_bytes(device: torch.device) -> int:
 def check_memory(
     name: str, network: nn.Module, dtype: torch.dtype, device: torch.device, *, quantization: str, beside: int
 ) -> None:
-    """Raise ModelError with figures and remedies unless the weights and ``beside`` bytes fit the free memory."""
+    """Raise ModelError with sizes and remedies unless the weights and ``beside`` bytes fit the free memory."""
     chosen = QUANTIZATIONS.get(quantization)
     weights, free = weight_bytes(network, dtype, chosen), free_bytes(device)
     if weights + beside <= free:
@@ -70,18 +69,18 @@ def check_memory(
     raise ModelError(
         f"model = {name!r}: {count_parameters(network):,} parameters in {kind} take {weights / GIB:.2f} GiB, and "
         f"{beside / GIB:.2f} GiB are for the memory: more than the {free / GIB:.2f} GiB that are free on {device}. "
-        f"{_remedies(network, dtype, free - beside)}, or set check_memory = false to try it all the same."
+        f"{_remedies(network, dtype, free - beside)}, or set check_memory = false to skip this check."
     )
 
 
-def _remedies(network: nn.Module, dtype: torch.dtype, room: int) -> str:
-    """What would fit."""
+def _remedies(network: nn.Module, dtype: torch.dtype, capacity: int) -> str:
+    """List the settings with which the weights fit ``capacity`` bytes."""
     halved, fitting = torch.bfloat16, []
-    if dtype.itemsize > halved.itemsize and weight_bytes(network, halved) <= room:
+    if dtype.itemsize > halved.itemsize and weight_bytes(network, halved) <= capacity:
         fitting.append("dtype = bfloat16")
     for name, quantization in QUANTIZATIONS.items():
-        if weight_bytes(network, halved, quantization) <= room:
+        if weight_bytes(network, halved, quantization) <= capacity:
             fitting.append(f"quantization = {name} with dtype = bfloat16")
     if not fitting:
-        return "Take a smaller model, lower memory.budget_mib or free memory"
-    return f"These would fit: {', '.join(fitting)}. Or take a smaller model or lower memory.budget_mib"
+        return "Use a smaller model, lower memory.budget_mib or free memory"
+    return f"These fit: {', '.join(fitting)}. Or use a smaller model or lower memory.budget_mib"

@@ -1,4 +1,5 @@
-"""sensor_msgs/CompressedImage -> RGB uint8 [height, width, 3], whatever the driver wrote into ``format``."""
+# SPDX-License-Identifier: Apache-2.0
+"""sensor_msgs/CompressedImage -> RGB uint8 [height, width, 3], independent of the spelling of ``format``."""
 
 from __future__ import annotations
 
@@ -9,47 +10,47 @@ import cv2
 import numpy as np
 
 from ros_kvstream.errors import FrameError
-from ros_kvstream.node.images import DepthRendering, Pixels, Rgb, refuse_depth, render_depth, to_eight_bits
+from ros_kvstream.node.images import DEFAULT_INGEST, Pixels, Rgb, refuse_depth, render_depth, to_eight_bits
+from ros_kvstream.node.settings import IngestSettings
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import CompressedImage
 
 MAX_PIXELS = 1 << 26
-"""Largest picture that is decoded (67 megapixels); a small file that claims more is refused before decoding."""
+"""Largest image that is decoded (67 megapixels); the size is checked before decoding."""
 _COMPRESSED_DEPTH_HEADER = 12
 """Bytes before the PNG in a compressedDepth message: an enumeration and two floats."""
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG markers of a frame header, which holds the size."""
+"""JPEG markers of a frame header, which contains the size."""
 
 
-def compressed_to_rgb(message: CompressedImage, depth: DepthRendering | None = None) -> Rgb:
+def compressed_to_rgb(message: CompressedImage, ingest: IngestSettings = DEFAULT_INGEST) -> Rgb:
     """Decode a JPEG, PNG or WebP message to RGB.
 
-    The kind is taken from the data, not from ``format``: drivers write "jpeg", "jpg", "rgb8; jpeg compressed bgr8",
-    "image/png" or nothing. ``format`` only tells depth images from pictures. Orientation tags are ignored, so that
-    pixels stay where the camera's calibration has them.
+    The file type is detected from the data, because drivers write "jpeg", "jpg", "rgb8; jpeg compressed bgr8",
+    "image/png" or nothing into ``format``. ``format`` only distinguishes depth images from colour images. Orientation
+    tags are ignored, so that pixels match the camera's calibration.
 
     :returns: uint8 [height, width, 3].
-    :raises FrameError: no such picture, cut short, too large, or a depth image that is refused.
+    :raises FrameError: another file type, truncated data, too large an image, or a depth image that is not rendered.
     """
-    depth = depth or DepthRendering()
     text = message.format.strip()
     encoding = text.split(";")[0].strip().lower()
     data = bytes(message.data)
     if "compresseddepth" in text.lower():
-        refuse_depth(text[:40], depth)
+        refuse_depth(text[:40], ingest)
         if encoding not in ("16uc1", ""):
             raise FrameError(f"compressed depth of encoding {text[:40]!r} is not supported; 16UC1 is.")
-        return render_depth(_single_depth_channel(_decode(data[_COMPRESSED_DEPTH_HEADER:], text), text), depth)
+        return render_depth(_single_depth_channel(_decode(data[_COMPRESSED_DEPTH_HEADER:], text), text), ingest)
     pixels = _decode(data, text)
     if encoding in ("16uc1", "32fc1"):
-        refuse_depth(text[:40], depth)
-        return render_depth(_single_depth_channel(pixels, text), depth)
+        refuse_depth(text[:40], ingest)
+        return render_depth(_single_depth_channel(pixels, text), ingest)
     return _to_rgb(to_eight_bits(pixels))
 
 
 def _to_rgb(pixels: Pixels) -> Rgb:
-    """Turn what OpenCV decodes (grey, BGR or BGRA) into RGB."""
+    """Convert the output of OpenCV (grey, BGR or BGRA) to RGB."""
     if pixels.ndim == 2:
         code = cv2.COLOR_GRAY2RGB
     else:
@@ -59,7 +60,7 @@ def _to_rgb(pixels: Pixels) -> Rgb:
 
 def _single_depth_channel(pixels: Pixels, text: str) -> Pixels:
     if pixels.ndim != 2 or pixels.dtype != np.uint16:
-        raise FrameError(f"compressed image of format {text[:40]!r} holds no 16-bit depth.")
+        raise FrameError(f"compressed image of format {text[:40]!r} contains no 16-bit depth.")
     return pixels
 
 
@@ -67,7 +68,7 @@ def _decode(data: bytes, text: str) -> Pixels:
     """Decode to [height, width] or [height, width, 3 or 4], 8 or 16 bits, colours in OpenCV's order."""
     width, height = _size(data, text)
     if width * height > MAX_PIXELS:
-        raise FrameError(f"compressed image claims {width} x {height} pixels; at most {MAX_PIXELS} are decoded.")
+        raise FrameError(f"compressed image has {width} x {height} pixels; at most {MAX_PIXELS} are decoded.")
     flags = cv2.IMREAD_IGNORE_ORIENTATION | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -79,7 +80,7 @@ def _decode(data: bytes, text: str) -> Pixels:
 
 
 def _size(data: bytes, text: str) -> tuple[int, int]:
-    """Read (width, height) from the header; raise FrameError for another kind of data or a picture cut short."""
+    """Read (width, height) from the header; raise FrameError for another file type or truncated data."""
     if data.startswith(b"\xff\xd8"):
         if data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda") or b"\xff\xda" not in data:
             raise FrameError(f"JPEG image is cut short: no end marker in {len(data)} bytes.")
@@ -93,18 +94,18 @@ def _size(data: bytes, text: str) -> tuple[int, int]:
         if struct.unpack("<I", data[4:8])[0] + 8 > len(data):
             raise FrameError(f"WebP image is cut short at {len(data)} bytes.")
         return _webp_size(data)
-    raise FrameError(f"compressed image of format {text[:40]!r} ({len(data)} bytes) is no JPEG, PNG or WebP.")
+    raise FrameError(f"compressed image of format {text[:40]!r} ({len(data)} bytes) is not JPEG, PNG or WebP.")
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """Walk the JPEG's segments to its frame header."""
+    """Read the size from the frame header of a JPEG file."""
     at = 2
     while at + 9 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
         if marker in _JPEG_SIZES:
             height, width = struct.unpack(">HH", data[at + 5 : at + 9])
             return width, height
-        # Fill bytes (0xFF) and markers without a length are one step, segments carry their length.
+        # Skip a fill byte (0xFF), or a segment with its length.
         at += 1 if marker == 0xFF else 2 + struct.unpack(">H", data[at + 2 : at + 4])[0]
     raise FrameError(f"JPEG image of {len(data)} bytes has no frame header.")
 

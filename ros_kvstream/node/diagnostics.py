@@ -1,4 +1,5 @@
-"""The node's health as diagnostic statuses: pure functions from a snapshot to levels with reasons."""
+# SPDX-License-Identifier: Apache-2.0
+"""Diagnostic statuses of the node: pure functions from a snapshot to levels with reasons."""
 
 from __future__ import annotations
 
@@ -9,71 +10,65 @@ from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
 from ros_kvstream.node.frame_counters import CameraCount, DropCause
 from ros_kvstream.node.metrics import Metrics
-from ros_kvstream.records import MemoryStats
+from ros_kvstream.node.settings import DiagnosticsSettings
+from ros_kvstream.records import MemoryStats, Observation
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
 STALE_FACTOR = 10.0
-"""A camera is STALE after this many times the seconds that make it WARN."""
+"""A camera becomes STALE after this multiple of the time after which it is WARN."""
 
 FOREIGN_CLOCK_MS = 3.6e6
-"""Stamps further than an hour from the node's clock are no lateness."""
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Levels at which the node warns, from the parameters diagnostics.*."""
-
-    no_image_s: float
-    image_age_s: float
-    drop_share: float
+"""Stamps that differ from the node's clock by more than an hour are from another clock."""
 
 
 @dataclass(frozen=True)
 class CameraHealth:
-    """One camera now."""
+    """Snapshot of one camera."""
 
     name: str
     topic: str
     silence: float
-    """Seconds since the last image, or since the subscription was made."""
+    """Seconds since the last image, or since the subscription was created."""
     heard: bool
-    why_silent: str
-    """Filled in only when the silence is long."""
     count: CameraCount
+    why_silent: str = ""
+    """Set only when the silence exceeds the threshold."""
     dropped_lately: dict[str, int] = field(default_factory=dict)
-    """Drops by cause since the last report but a few."""
     received_lately: int = 0
     incompatible: str = ""
-    """What is wrong with a publisher's QoS; empty while all match."""
+    """Description of an incompatible QoS."""
     last_refusal: str = ""
-    """What was wrong with the newest frame that was refused lately; empty when none was."""
+    """Why a frame was recently rejected."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """Everything that the statuses are made from."""
+    """Snapshot of the node, for /diagnostics and ~/stats; a text is empty when there is nothing to report."""
 
-    node: str
-    state: str
-    """Lifecycle state: unconfigured, inactive, active, finalized."""
-    failure: str
-    """Why the last transition failed; empty when it did not."""
-    fault: str
-    """The last error inside the memory, while it is recent."""
-    worker_died: bool
-    """Whether the thread that owns the memory has ended by itself."""
-    model: str
-    trained: bool
-    policy: str
-    memory: MemoryStats
-    process_bytes: int
-    questions_waiting: int
-    cameras: Sequence[CameraHealth]
-    metrics: Metrics
+    node: str = ""
+    state: str = "unconfigured"
+    failure: str = ""
+    """Why the last transition failed."""
+    fault: str = ""
+    """A recent error inside the memory."""
+    worker_died: bool = False
+    model: str = ""
+    trained: bool = True
+    policy: str = ""
+    memory: MemoryStats = MemoryStats()
+    process_bytes: int = 0
+    frames: CameraCount = field(default_factory=CameraCount)
+    """Sum over all cameras."""
+    queue_capacity: int = 0
+    questions_waiting: int = 0
+    newest: Observation | None = None
+    """The frame that the memory took last."""
+    cameras: Sequence[CameraHealth] = ()
+    metrics: Metrics = field(default_factory=Metrics)
 
 
-def statuses(health: Health, thresholds: Thresholds) -> list[DiagnosticStatus]:
-    """All statuses of the node: state, memory, ingest, latency and one per camera."""
+def statuses(health: Health, thresholds: DiagnosticsSettings) -> list[DiagnosticStatus]:
+    """Build all statuses: state, memory, latency, ingest and one per camera."""
     found = [_state(health)]
     if health.state in ("inactive", "active"):
         found += [_memory(health), _latency(health)]
@@ -99,9 +94,9 @@ def _state(health: Health) -> DiagnosticStatus:
     if health.worker_died:
         return _status(health, "state", ERROR, "the worker thread has ended: clean up and configure again", values)
     if health.state == "active" and not health.trained:
-        return _status(health, "state", WARN, f"{health.model} is untrained: its answers mean nothing", values)
+        return _status(health, "state", WARN, f"{health.model} is untrained: its answers are meaningless", values)
     if health.state != "active":
-        return _status(health, "state", WARN, f"{health.state}: frames and questions are refused", values)
+        return _status(health, "state", WARN, f"{health.state}: frames and questions are rejected", values)
     return _status(health, "state", OK, "active", values)
 
 
@@ -116,7 +111,7 @@ def _memory(health: Health) -> DiagnosticStatus:
         "GPU bytes": memory.device_bytes,
     }
     if max(memory.allocated_bytes, memory.peak_bytes) > memory.budget_bytes:
-        return _status(health, "memory", ERROR, "more than memory.budget_mib is in use", values)
+        return _status(health, "memory", ERROR, "the memory uses more than memory.budget_mib", values)
     if memory.archive_problem:
         return _status(health, "memory", WARN, memory.archive_problem, values)
     share = 100.0 * memory.slots_used / memory.slots if memory.slots else 0.0
@@ -125,17 +120,17 @@ def _memory(health: Health) -> DiagnosticStatus:
 
 def _latency(health: Health) -> DiagnosticStatus:
     metrics = health.metrics
-    values: dict[str, object] = {f"{name} ms": metrics.spread(name) for name in (
+    values: dict[str, object] = {f"{name} ms": metrics.percentiles(name) for name in (
         "vision", "prefill", "compaction", "retrieval", "question queue", "first token", "answer",
         "executor lateness", "image callback")}
-    values["answer tokens per second"] = metrics.spread("tokens per second")
-    return _status(health, "latency", OK, f"answer p95 {metrics.spread('answer').p95:.0f} ms, "
-                   f"frame p95 {metrics.spread('frame').p95:.0f} ms", values)
+    values["answer tokens per second"] = metrics.percentiles("tokens per second")
+    return _status(health, "latency", OK, f"answer p95 {metrics.percentiles('answer').p95:.0f} ms, "
+                   f"frame p95 {metrics.percentiles('frame').p95:.0f} ms", values)
 
 
-def _ingest(health: Health, thresholds: Thresholds) -> DiagnosticStatus:
+def _ingest(health: Health, thresholds: DiagnosticsSettings) -> DiagnosticStatus:
     metrics = health.metrics
-    age = metrics.spread("age")
+    age = metrics.percentiles("age")
     received = sum(camera.received_lately for camera in health.cameras)
     dropped = {cause.value: sum(camera.dropped_lately.get(cause.value, 0) for camera in health.cameras)
                for cause in DropCause}
@@ -149,39 +144,38 @@ def _ingest(health: Health, thresholds: Thresholds) -> DiagnosticStatus:
     }
     if share > thresholds.drop_share:
         worst = max(dropped, key=lambda cause: dropped[cause])
-        return _status(health, "ingest", WARN, f"{100 * share:.0f} % of the frames are dropped, most for '{worst}'"
-                       + _REMEDIES.get(worst, ""), values)
+        return _status(health, "ingest", WARN, f"{100 * share:.0f} % of the frames are dropped, mostly because of "
+                       f"'{worst}'{_REMEDIES.get(worst, '')}", values)
     if age.count and abs(age.newest) > FOREIGN_CLOCK_MS:
-        return _status(health, "ingest", WARN, "the stamps are of another clock than this node's: replay with "
-                       "use_sim_time, or check the camera's clock", values)
+        return _status(health, "ingest", WARN, "the stamps are of another clock than this node's; set use_sim_time "
+                       "for a replay, or check the camera's clock", values)
     if age.count and age.newest > 1e3 * thresholds.image_age_s:
         return _status(health, "ingest", WARN, f"the newest frame was {age.newest / 1e3:.1f} s old when the memory "
-                       "took it: stamps are late or the memory is too slow", values)
+                       "took it: the stamps are late or the memory is too slow", values)
     return _status(health, "ingest", OK, f"{metrics.rate('frame'):.1f} frames/s", values)
 
 
 _REMEDIES = {
-    DropCause.QUEUE.value: ": the memory is slower than the cameras; lower their rate or memory.budget_mib",
-    DropCause.SEQUENCE_GAP.value: ": they are lost in transport; use compressed images or reliable QoS, or raise "
+    DropCause.QUEUE.value: ": the memory is slower than the cameras; reduce their rate or memory.budget_mib",
+    DropCause.SEQUENCE_GAP.value: ": frames are lost in transport; use compressed images or reliable QoS, or increase "
                                   "net.core.rmem_max",
 }
 
 
-def _camera(health: Health, camera: CameraHealth, thresholds: Thresholds) -> DiagnosticStatus:
+def _camera(health: Health, camera: CameraHealth, thresholds: DiagnosticsSettings) -> DiagnosticStatus:
     count = camera.count
     values: dict[str, object] = {
         "topic": camera.topic, "seconds since last image": f"{camera.silence:.1f}", "published": count.published,
         "received": count.received, "seen": count.seen, "kept": count.kept, "gated": count.gated,
         **{f"dropped, {cause.value}": count.dropped[cause.value] for cause in DropCause},
+        "slots in memory": health.memory.camera_slots.get(camera.name, 0),
     }
-    values["slots in memory"] = health.memory.camera_slots.get(camera.name, 0)
     part = f"camera {camera.name}"
     if camera.incompatible:
         return _status(health, part, ERROR, camera.incompatible, values)
-    if camera.silence > thresholds.no_image_s * STALE_FACTOR:
-        return _status(health, part, STALE, f"no image for {camera.silence:.0f} s: {camera.why_silent}", values)
     if camera.silence > thresholds.no_image_s:
-        return _status(health, part, WARN, f"no image for {camera.silence:.0f} s: {camera.why_silent}", values)
+        level = STALE if camera.silence > thresholds.no_image_s * STALE_FACTOR else WARN
+        return _status(health, part, level, f"no image for {camera.silence:.0f} s: {camera.why_silent}", values)
     if camera.last_refusal:
         return _status(health, part, WARN, camera.last_refusal, values)
     if not camera.heard:

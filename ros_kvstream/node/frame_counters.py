@@ -1,4 +1,5 @@
-"""What became of every frame: published = seen + dropped by cause + waiting; seen = kept + gated."""
+# SPDX-License-Identifier: Apache-2.0
+"""Frame counters: published = seen + dropped by cause + waiting; seen = kept + gated."""
 
 from __future__ import annotations
 
@@ -6,25 +7,26 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 
 from ros_kvstream.records import Observation
 
 
 class DropCause(str, Enum):
-    """Why a published frame never reached the memory."""
+    """Why a published frame did not reach the memory."""
 
     QUEUE = "queue"
-    """A newer frame came before the worker was free."""
+    """A newer frame arrived before the worker was free."""
     SEQUENCE_GAP = "sequence_gap"
-    """Lost between publisher and node: the publisher's numbering has a gap."""
+    """Lost between publisher and node: there is a gap in the publication sequence numbers."""
     ENCODING = "encoding"
-    """Not a picture that can be converted: unknown encoding, wrong sizes, cut short."""
+    """The image cannot be converted: unknown encoding, inconsistent size or truncated data."""
     REJECTED = "rejected"
-    """The memory refused the frame, for its stamp or its shape."""
+    """The memory rejected the frame because of its stamp or shape."""
     FAULT = "fault"
-    """An error while the frame was being stored; the memory went back to its state before."""
+    """An error while the frame was being stored; the memory was rolled back."""
     INACTIVE = "inactive"
-    """Still waiting when the node was deactivated."""
+    """The frame was still waiting when the node was deactivated."""
 
 
 @dataclass
@@ -41,29 +43,29 @@ class CameraCount:
 
     @property
     def published(self) -> int:
-        """Frames that the camera is known to have sent."""
+        """Frames that the camera has sent, including frames lost in transport."""
         return self.received + self.dropped[DropCause.SEQUENCE_GAP.value]
 
     @property
     def waiting(self) -> int:
-        """Frames that are in the queue or being stored now."""
+        """Frames in the queue or being stored now."""
         return self.published - self.seen - sum(self.dropped.values())
 
     def plus(self, other: CameraCount) -> CameraCount:
-        """Sum of two counts."""
+        """Return the sum of two counts."""
         return CameraCount(self.received + other.received, self.seen + other.seen, self.kept + other.kept,
                            self.gated + other.gated, self.dropped + other.dropped)
 
 
 class FrameCounters:
-    """Counts frames per camera from configure on. Called from any thread; never blocks for long."""
+    """Counts frames per camera since configure. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cameras: dict[str, CameraCount] = {}
 
     def received(self, camera: str, lost_before: int = 0) -> None:
-        """Count one arrived message and the ones that the publisher's numbering says were lost before it."""
+        """Count one received message and the messages lost before it."""
         with self._lock:
             count = self._cameras.setdefault(camera, CameraCount())
             count.received += 1
@@ -91,36 +93,33 @@ class FrameCounters:
     def total(self) -> CameraCount:
         """Return the sum over all cameras."""
         with self._lock:
-            total = CameraCount()
-            for count in self._cameras.values():
-                total = total.plus(count)
-        return total
+            return reduce(CameraCount.plus, self._cameras.values(), CameraCount())
 
 
 class SequenceTracker:
-    """Finds frames lost in transport from the publishers' running numbers on one topic.
+    """Counts frames lost in transport, from the publication sequence numbers on one topic.
 
-    Messages do not say which publisher they are from, so each is taken to continue the series with the highest
-    last number below its own; a number below all series starts a new one (a publisher that was restarted).
+    A message does not identify its publisher. It is therefore assigned to the series with the highest last number below
+    its own; a number below the last numbers of all series starts a new series (a restarted publisher).
     """
 
     LARGE_GAP = 300
-    """A jump by more than this is a further publisher rather than a loss, while one has not been heard yet."""
+    """A larger gap indicates another publisher, not a loss, as long as not every publisher has a series."""
 
     def __init__(self) -> None:
         self._last: list[int] = []
-        """Last number of each series, the most recently heard at the end."""
+        """Last number of each series, the most recently updated at the end."""
 
     def lost_before(self, number: int, publishers: int = 1) -> int:
-        """Return how many messages are missing right before this one; 0 for the first of a series.
+        """Return how many messages were lost directly before this one; 0 for the first of a series.
 
-        :param number: publication sequence number; :param publishers: publishers on the topic now.
+        :param number: publication sequence number; :param publishers: current number of publishers on the topic.
         """
         below = [last for last in self._last if last < number]
         previous = max(below, default=number - 1)
         lost = number - previous - 1
-        unheard = len(self._last) < publishers
-        if not below or (lost > self.LARGE_GAP and unheard):
+        missing = len(self._last) < publishers
+        if not below or (lost > self.LARGE_GAP and missing):
             self._last = [*self._last[-max(publishers, 1):], number]
             return 0
         self._last.remove(previous)

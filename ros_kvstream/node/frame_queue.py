@@ -1,4 +1,5 @@
-"""The bounded queue between the image callbacks and the worker: newest wins, nothing is dropped uncounted."""
+# SPDX-License-Identifier: Apache-2.0
+"""Bounded queue between the image callbacks and the worker: the oldest frame is dropped, and every drop is counted."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from ros_kvstream.node.frame_counters import DropCause, FrameCounters
 
 @dataclass(frozen=True)
 class QueuedFrame:
-    """An image message as it arrived, not yet converted."""
+    """An image message as received, not yet converted."""
 
     camera: str
     message: Any
-    """sensor_msgs Image or CompressedImage; converted by the worker, so that dropped frames cost nothing."""
+    """sensor_msgs Image or CompressedImage. The worker converts it, so that dropped frames cost nothing."""
     stamp: float
     """Header stamp, seconds."""
     arrived: float
@@ -24,31 +25,29 @@ class QueuedFrame:
 
 
 class FrameQueue:
-    """A few waiting frames per camera; a full camera loses its oldest one.
+    """A bounded number of waiting frames per camera; when a camera's queue is full, its oldest frame is dropped.
 
-    Called from any thread; no call blocks. Cameras take turns, so that a fast one cannot starve a slow one.
+    Thread-safe; no call blocks. Cameras take turns, so that a fast camera cannot starve a slow one.
     """
 
     def __init__(self, capacity: int, counters: FrameCounters) -> None:
-        """:param capacity: frames that wait at most per camera, from 1; :param counters: where drops are counted."""
-        if capacity < 1:
-            raise ValueError(f"capacity = {capacity}: must be 1 or more.")
+        """:param capacity: largest number of waiting frames per camera, from 1; :param counters: counts the drops."""
         self.capacity = capacity
-        self._account = counters
+        self._counters = counters
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[QueuedFrame]] = {}
 
     def put(self, frame: QueuedFrame) -> None:
-        """Store a frame; when its camera is full, its oldest waiting frame is dropped and counted."""
+        """Add a frame; when its camera's queue is full, drop and count the oldest frame of that camera."""
         with self._lock:
             waiting = self._waiting.setdefault(frame.camera, deque())
             if len(waiting) >= self.capacity:
                 waiting.popleft()
-                self._account.dropped(frame.camera, DropCause.QUEUE)
+                self._counters.dropped(frame.camera, DropCause.QUEUE)
             waiting.append(frame)
 
     def take(self) -> QueuedFrame | None:
-        """Take the oldest frame of the camera whose turn it is; None when nothing waits."""
+        """Take the oldest frame of the camera whose turn it is; None when no frame waits."""
         with self._lock:
             for camera, waiting in self._waiting.items():
                 if waiting:
@@ -57,14 +56,12 @@ class FrameQueue:
                     return waiting.popleft()
         return None
 
-    def drain(self, cause: DropCause, camera: str | None = None) -> int:
-        """Drop all waiting frames (of one camera), count them under a cause, and return how many there were."""
+    def drain(self, cause: DropCause) -> None:
+        """Drop all waiting frames and count them under a cause."""
         with self._lock:
-            frames = [frame for name, waiting in self._waiting.items() if camera in (None, name) for frame in waiting]
-            for frame in frames:
-                self._waiting[frame.camera].clear()
-                self._account.dropped(frame.camera, cause)
-        return len(frames)
+            for camera, waiting in self._waiting.items():
+                self._counters.dropped(camera, cause, len(waiting))
+                waiting.clear()
 
     def __len__(self) -> int:
         with self._lock:

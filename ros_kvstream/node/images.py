@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sensor_msgs/Image -> RGB uint8 [height, width, 3]: one table of encodings, at most one copy of the pixels."""
 
 from __future__ import annotations
@@ -11,37 +12,20 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from ros_kvstream.errors import FrameError, SettingsError
+from ros_kvstream.errors import FrameError
+from ros_kvstream.node.settings import IngestSettings
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import Image
 
 Pixels = NDArray[Any]
 Rgb = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class DepthRendering:
-    """What becomes of depth images (16UC1 in millimetres, 32FC1 in metres; REP 118)."""
-
-    mode: str = "refuse"
-    """"refuse": a depth image is no picture and is dropped; "grey": near is bright, no measurement is black."""
-    near: float = 0.3
-    """Metres at and below which a pixel is white."""
-    far: float = 10.0
-    """Metres at and beyond which a pixel is as dark as a measurement can be (1 of 255)."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("refuse", "grey"):
-            raise SettingsError(f"ingest.depth = {self.mode!r}: must be 'refuse' or 'grey'.")
-        if not 0.0 <= self.near < self.far <= 1e4:
-            raise SettingsError(f"ingest.depth_near = {self.near:g}, ingest.depth_far = {self.far:g}: "
-                                "must be 0 <= near < far <= 10000 metres.")
+DEFAULT_INGEST = IngestSettings()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one encoding lies in memory and how it becomes RGB."""
+    """Memory layout of one encoding and its conversion to RGB."""
 
     dtype: type[np.generic]
     channels: int
@@ -71,7 +55,7 @@ def _colour_layouts() -> dict[str, Layout]:
             f"rgba{bits}": Layout(dtype, 4, _colour(cv2.COLOR_RGBA2RGB)),
             f"bgra{bits}": Layout(dtype, 4, _colour(cv2.COLOR_BGRA2RGB)),
             f"mono{bits}": Layout(dtype, 1, _colour(cv2.COLOR_GRAY2RGB)),
-            # OpenCV names a pattern by its second row's second and third pixel, ROS by the first row.
+            # OpenCV names a Bayer pattern by the second and third pixel of its second row, ROS by its first row.
             f"bayer_rggb{bits}": Layout(dtype, 1, _colour(cv2.COLOR_BayerBG2RGB)),
             f"bayer_bggr{bits}": Layout(dtype, 1, _colour(cv2.COLOR_BayerRG2RGB)),
             f"bayer_gbrg{bits}": Layout(dtype, 1, _colour(cv2.COLOR_BayerGR2RGB)),
@@ -91,61 +75,59 @@ def _video_layouts() -> dict[str, Layout]:
 LAYOUTS: dict[str, Layout] = {
     **_colour_layouts(),
     **_video_layouts(),
-    # Plain OpenCV types name no colours: one channel is grey, three and four are in OpenCV's own order, BGR(A).
+    # Plain OpenCV types do not name colours: one channel is grey, three and four are BGR and BGRA as in OpenCV.
     "8UC1": Layout(np.uint8, 1, _colour(cv2.COLOR_GRAY2RGB)),
     "8UC3": Layout(np.uint8, 3, _colour(cv2.COLOR_BGR2RGB)),
     "8UC4": Layout(np.uint8, 4, _colour(cv2.COLOR_BGRA2RGB)),
 }
-"""Every picture encoding that is understood, by its sensor_msgs name."""
+"""Supported colour and grey encodings, by their sensor_msgs names."""
 
 DEPTH_LAYOUTS: dict[str, Layout] = {
     "16UC1": Layout(np.uint16, 1, _as_is),
     "32FC1": Layout(np.float32, 1, _as_is),
 }
-"""Depth encodings: refused or rendered, as ``DepthRendering`` says."""
+"""Supported depth encodings, rejected or rendered according to ``IngestSettings.depth`` (REP 118)."""
 
 _ALIASES = {name.lower(): name for name in (*LAYOUTS, *DEPTH_LAYOUTS)} | {"8uc": "8UC1"}
 
 
-def image_to_rgb(message: Image, depth: DepthRendering | None = None) -> Rgb:
+def image_to_rgb(message: Image, ingest: IngestSettings = DEFAULT_INGEST) -> Rgb:
     """Convert a raw image message to RGB.
 
-    rgb8 without row padding is a view of the message's data (no copy); everything else is one new array for 8-bit
-    encodings.
+    For rgb8 without row padding the result is a view of the message's data; other 8-bit encodings are copied once.
 
-    :param message: honours encoding, step and is_bigendian; :param depth: what to do with depth images.
+    :param message: image with any encoding, step and byte order; :param ingest: handling of depth images.
     :returns: uint8 [height, width, 3].
-    :raises FrameError: an unknown encoding, a depth image that is refused, or sizes that do not fit the data.
+    :raises FrameError: an unsupported encoding, a depth image that is not rendered, or an inconsistent size.
     """
-    depth = depth or DepthRendering()
     name = _ALIASES.get(message.encoding.strip().lower())
     if name is None:
         raise FrameError(f"image encoding {message.encoding[:40]!r} is not supported; supported are "
                          + ", ".join((*LAYOUTS, *DEPTH_LAYOUTS)) + ".")
     if name in DEPTH_LAYOUTS:
-        refuse_depth(name, depth)
-        return render_depth(_pixels(message, name, DEPTH_LAYOUTS[name]), depth)
+        refuse_depth(name, ingest)
+        return render_depth(_pixels(message, name, DEPTH_LAYOUTS[name]), ingest)
     layout = LAYOUTS[name]
     return to_eight_bits(layout.to_rgb(_pixels(message, name, layout)))
 
 
 def _pixels(message: Image, name: str, layout: Layout) -> Pixels:
-    """View the message's bytes as [rows, width, channels] in this machine's byte order; refuse what does not fit."""
+    """View the data as [rows, width, channels] in native byte order; raise FrameError when the sizes do not fit."""
     height, width, step = int(message.height), int(message.width), int(message.step)
     item = np.dtype(layout.dtype)
     row_bytes = width * layout.channels * item.itemsize
     rows = int(height * layout.rows)
     if height == 0 or width == 0:
-        raise FrameError(f"image of {width} x {height} pixels has no content.")
+        raise FrameError(f"image of {width} x {height} pixels is empty.")
     if (layout.even_width and width % 2) or (layout.even_height and height % 2):
         raise FrameError(f"image of {width} x {height} pixels cannot be {name}: "
-                         "its colours are stored for pairs of pixels.")
+                         "the size must be even.")
     if step < row_bytes or step % item.itemsize:
         raise FrameError(f"image step is {step} bytes; {width} pixels of {name} need {row_bytes}"
                          + (f" and a multiple of {item.itemsize}." if step >= row_bytes else "."))
-    needed = step * (rows - 1) + row_bytes  # some drivers leave out the padding of the last row
+    needed = step * (rows - 1) + row_bytes  # some drivers omit the padding of the last row
     if len(message.data) < needed:
-        raise FrameError(f"image data is cut short: {len(message.data)} of {needed} bytes for "
+        raise FrameError(f"image data is truncated: {len(message.data)} of {needed} bytes for "
                          f"{width} x {height} {name}.")
     shape: tuple[int, ...] = (rows, width) if layout.channels == 1 else (rows, width, layout.channels)
     strides = (step, layout.channels * item.itemsize, item.itemsize)[: len(shape)]
@@ -162,19 +144,20 @@ def to_eight_bits(pixels: Pixels) -> Rgb:
     return np.asarray(cv2.convertScaleAbs(pixels, alpha=255.0 / 65535.0), dtype=np.uint8)
 
 
-def refuse_depth(encoding: str, depth: DepthRendering) -> None:
-    """Raise FrameError unless depth images are to be rendered."""
-    if depth.mode == "refuse":
-        raise FrameError(f"{encoding} is a depth image, not a picture; set ingest.depth to 'grey' to render it.")
+def refuse_depth(encoding: str, ingest: IngestSettings) -> None:
+    """Raise FrameError unless depth images are rendered."""
+    if ingest.depth == "refuse":
+        raise FrameError(f"{encoding} is a depth image; set ingest.depth to 'grey' to render it.")
 
 
-def render_depth(pixels: Pixels, depth: DepthRendering) -> Rgb:
+def render_depth(pixels: Pixels, ingest: IngestSettings) -> Rgb:
     """Render depth [height, width] as grey RGB: near is white, far is dark, no measurement (0, NaN, inf) is black.
 
     :param pixels: uint16 millimetres or float32 metres.
     """
     metres = pixels.astype(np.float32) * (np.float32(1e-3) if pixels.dtype == np.uint16 else np.float32(1.0))
     measured = np.isfinite(metres) & (metres > 0.0)
-    share = np.clip((np.where(measured, metres, depth.far) - depth.near) / (depth.far - depth.near), 0.0, 1.0)
+    near, far = ingest.depth_near, ingest.depth_far
+    share = np.clip((np.where(measured, metres, far) - near) / (far - near), 0.0, 1.0)
     grey = np.where(measured, np.rint(255.0 - 254.0 * share), 0.0).astype(np.uint8)
     return np.asarray(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), dtype=np.uint8)

@@ -1,10 +1,10 @@
-"""~/kept_tokens: the newest frame with the patches that the memory keeps lit, remembered moments below it."""
+# SPDX-License-Identifier: Apache-2.0
+"""~/kept_tokens: the newest frame with its kept patches bright, and a strip of remembered frames below it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -19,86 +19,80 @@ from ros_kvstream.node.messages import to_stamp
 from ros_kvstream.records import Observation
 
 Shares = NDArray[np.float32]
-"""Share of layers and KV heads that keep each patch, 0 - 1, [rows, columns]."""
+"""Share of layers and KV heads that keep each patch, 0 to 1, [rows, columns]."""
 WIDTH = 480
-"""Pixels across the whole picture."""
-MOMENTS = 8
-"""Remembered moments in the strip."""
+"""Width of the published image in pixels."""
+TILES = 8
+"""Number of remembered frames in the strip."""
 STORED = 64
-"""Small pictures of frames that are held at most; when more are remembered, every second one goes."""
+"""Largest number of stored thumbnails; when it is exceeded, every second one is dropped."""
 PERIOD = 0.5
-"""Seconds between two pictures at least."""
+"""Shortest time between two images in seconds."""
 DARK = 0.25
-"""Brightness of a patch that is kept nowhere."""
-
-
-@dataclass(frozen=True)
-class _Moment:
-    stamp: float
-    picture: Rgb
+"""Brightness of a patch that no layer and KV head keeps."""
 
 
 class KeptTokens:
-    """Draws while somebody looks. Runs in the worker's thread, since it asks the memory."""
+    """Draws while the topic has a subscriber. Runs in the worker's thread, because it reads the memory."""
 
     def __init__(self, node: LifecycleNode) -> None:
         self._publisher = node.create_lifecycle_publisher(Image, "~/kept_tokens", 1)
-        self._moments: dict[int, _Moment] = {}
+        self._thumbnails: dict[int, Rgb] = {}
         self._drawn = 0.0
 
     def observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation,
                  kept_patches: Callable[[Iterable[int]], Mapping[int, Shares]]) -> None:
-        """Take a frame that the memory took; publish a picture when one is due and somebody subscribed.
+        """Record a frame that the memory took; publish an image when it is due and the topic has a subscriber.
 
-        :param kept_patches: frame ids -> shares, of those frames of which something is still kept.
+        :param kept_patches: frame ids -> shares, for the frames that still have slots.
         """
         if not self._publisher.is_activated or self._publisher.get_subscription_count() == 0:
-            self._moments.clear()
+            self._thumbnails.clear()
             return
         if observation.kept:
-            self._moments[observation.frame_id] = _Moment(frame.stamp, _fit(pixels, WIDTH // MOMENTS))
+            self._thumbnails[observation.frame_id] = _fit(pixels, WIDTH // TILES)
         now = time.monotonic()
         if now - self._drawn < PERIOD:
             return
         self._drawn = now
-        shares = kept_patches([*self._moments, observation.frame_id])
-        self._forget(shares)
+        shares = kept_patches([*self._thumbnails, observation.frame_id])
+        self._drop_evicted(shares)
         picture = draw(pixels, shares.get(observation.frame_id), [
-            (moment.picture, shares[frame_id]) for frame_id, moment in spread_out(self._moments, MOMENTS)])
+            (thumbnail, shares[frame_id]) for frame_id, thumbnail in evenly_spaced(self._thumbnails, TILES)])
         self._publisher.publish(_message(picture, frame))
 
-    def _forget(self, shares: Mapping[int, Shares]) -> None:
-        """Drop the moments that the memory has evicted, and every second one when there are too many."""
-        held = [frame_id for frame_id in self._moments if frame_id in shares]
+    def _drop_evicted(self, shares: Mapping[int, Shares]) -> None:
+        """Drop the thumbnails of evicted frames, and every second one when there are too many."""
+        held = [frame_id for frame_id in self._thumbnails if frame_id in shares]
         while len(held) > STORED:
             held = held[::2]
-        self._moments = {frame_id: self._moments[frame_id] for frame_id in held}
+        self._thumbnails = {frame_id: self._thumbnails[frame_id] for frame_id in held}
 
 
-def spread_out(moments: Mapping[int, _Moment], count: int) -> list[tuple[int, _Moment]]:
-    """At most ``count`` moments, evenly spread from the oldest to the newest."""
-    ordered = sorted(moments.items())
+def evenly_spaced(thumbnails: Mapping[int, Rgb], count: int) -> list[tuple[int, Rgb]]:
+    """Select at most ``count`` thumbnails, evenly spaced from the oldest to the newest."""
+    ordered = sorted(thumbnails.items())
     if len(ordered) <= count:
         return ordered
     return [ordered[round(index)] for index in np.linspace(0, len(ordered) - 1, count)]
 
 
-def draw(pixels: Rgb, shares: Shares | None, moments: list[tuple[Rgb, Shares]]) -> Rgb:
-    """One picture, WIDTH across: the frame lit by its shares, and below it the moments lit by theirs.
+def draw(pixels: Rgb, shares: Shares | None, thumbnails: list[tuple[Rgb, Shares]]) -> Rgb:
+    """Draw the frame and the strip of thumbnails, each darkened by its shares; the image is WIDTH pixels wide.
 
-    :param shares: of the frame's patches; None when nothing of it is kept (it is redundant, or waits in its block).
+    :param shares: of the frame's patches; None when it has no slots (it is redundant, or its block is not full).
     """
     frame = light(_fit(pixels, WIDTH), shares)
-    tiles = [light(picture, share) for picture, share in moments]
+    tiles = [light(picture, share) for picture, share in thumbnails]
     strip = np.zeros((max((tile.shape[0] for tile in tiles), default=0), WIDTH, 3), np.uint8)
     for index, tile in enumerate(tiles):
-        left = index * (WIDTH // MOMENTS)
+        left = index * (WIDTH // TILES)
         strip[: tile.shape[0], left : left + tile.shape[1]] = tile
     return np.concatenate([frame, strip])
 
 
 def light(pixels: Rgb, shares: Shares | None) -> Rgb:
-    """Darken each patch by how little of it is kept: all kept is unchanged, nothing kept is DARK."""
+    """Scale the brightness of each patch from DARK (nothing kept) to 1 (everything kept)."""
     height, width = pixels.shape[:2]
     if shares is None:
         shares = np.zeros((1, 1), np.float32)
@@ -107,7 +101,7 @@ def light(pixels: Rgb, shares: Shares | None) -> Rgb:
 
 
 def _fit(pixels: Rgb, width: int) -> Rgb:
-    """Scale to a width, keeping the shape."""
+    """Resize to a width, keeping the aspect ratio."""
     height = max(1, round(pixels.shape[0] * width / pixels.shape[1]))
     return np.asarray(cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
 

@@ -1,4 +1,5 @@
-"""The lifecycle node ``kvstream``: configure loads and allocates, activate subscribes, cleanup gives all back."""
+# SPDX-License-Identifier: Apache-2.0
+"""Lifecycle node ``kvstream``: configure loads and allocates, activate subscribes, cleanup releases everything."""
 
 from __future__ import annotations
 
@@ -7,198 +8,196 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lifecycle_msgs.msg import Transition
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.lifecycle import LifecycleNode, LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
+from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from ros_kvstream.errors import FrameError, KvStreamError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.frame_counters import DropCause
 from ros_kvstream.node.frame_queue import QueuedFrame
-from ros_kvstream.node.heartbeat import Heartbeat
 from ros_kvstream.node.images import Rgb
 from ros_kvstream.node.kept_tokens import KeptTokens
 from ros_kvstream.node.messages import to_seconds
+from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
-from ros_kvstream.node.questions import PendingQuestion
-from ros_kvstream.node.reporting import Reporter
+from ros_kvstream.node.reporting import Heartbeat, Reporter
 from ros_kvstream.node.services import Services, finished
-from ros_kvstream.node.session import Session, make_session
+from ros_kvstream.node.session import NodeStatus, Session, make_session
 from ros_kvstream.node.worker import WorkerEvents, describe
 from ros_kvstream.records import Observation
 from ros_kvstream.settings import StreamSettings
 
+if TYPE_CHECKING:
+    from ros_kvstream.stream.memory import VideoMemory
+
 CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 TICK_SECONDS = 0.05
-"""Between two ticks by which the executor's lateness is measured."""
+"""Period of the timer that measures the executor lateness."""
 STOP_SECONDS = 10.0
-"""How long a cleanup waits for the worker to end its present step."""
+"""How long a cleanup waits for the worker to finish its current step."""
 
 
 class KvStreamNode(LifecycleNode):
-    """Owns the worker, the cameras and the reports. All methods run in the executor's thread unless they say so."""
+    """Owns the session, the reports and the services. Methods run in the executor thread unless stated otherwise."""
 
     def __init__(self, **arguments: Any) -> None:
-        """Declare parameters, publishers and services; raise SettingsError for a bad parameter value."""
-        super().__init__("kvstream", **arguments)
-        self._preparing = False
-        """Whether a transition is under way that does not hold up the executor."""
+        """Declare parameters, publishers and services; raise SettingsError for an invalid parameter value."""
+        Node.__init__(self, "kvstream", **arguments)
+        # A transition awaits the worker; with a reentrant group the other lifecycle services run in the meantime.
+        # LifecycleNode.__init__ does not pass the group on, so the two initializers that it calls are called here.
+        LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
+        self.status = NodeStatus()
+        self._in_transition = False
+        """Whether a transition is awaiting the worker."""
         self._stop_seconds = STOP_SECONDS
-        """How long to wait for a worker that is to end; 0 where that has been waited for already."""
+        """How long ``on_cleanup`` waits for the worker; 0 when the transition has waited already."""
         self.parameters = NodeParameters(
-            self, lambda: self._session is None and not self._preparing, self._new_budget,
+            self, lambda: self.status.session is None and not self._in_transition, self._new_budget,
             self._new_settings)
-        self._reporter = Reporter(self, self.parameters)
-        self._handlers = Services(self, self.parameters, self._reporter)
+        self.metrics = Metrics()
+        self._reporter = Reporter(self, self.parameters, self.metrics)
+        self._endpoints = Services(self, self.parameters, self.status, self._reporter)
         self._kept_tokens = KeptTokens(self)
         self._faults_in_a_row = 0
         self.released = False
-        """Whether the worker had ended when the node was destroyed."""
+        """Whether the worker had ended by the time the node was destroyed."""
         self._prepared: Session | Exception | None = None
-        """What ``on_configure`` takes: the next session, or why there is none."""
-        self._make_transitions_patient()
+        """The session that ``on_configure`` takes over, or the error."""
+        self._make_transitions_asynchronous()
         self._ticked = time.monotonic()
         self.create_timer(TICK_SECONDS, self._tick, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._heartbeat = Heartbeat(
-            lambda: self.parameters.value("diagnostics.period_s"), self._reporter.report,
+            lambda: self.parameters.value("diagnostics.period_s"), lambda: self._reporter.report(self.status),
             lambda error: self.get_logger().error(f"report failed: {describe(error)}"))
 
-    @property
-    def _session(self) -> Session | None:
-        return self._reporter.session if hasattr(self, "_reporter") else None
+    def _make_transitions_asynchronous(self) -> None:
+        """Wrap the callback of ~/change_state so that it does not block, and answers an invalid transition.
 
-    def _make_transitions_patient(self) -> None:
-        """Load models and end workers without holding up the executor, and answer a transition that the present state
-        does not have with success = false; rclpy's own service blocks for the one and raises, which ends the node, for
-        the other.
+        The callback of rclpy blocks the executor during a transition, and raises for one that is not possible now.
         """
-        service = self._service_change_state
+        service = next(service for service in self.services if service.service_name.endswith("/change_state"))
         change_state = service.callback
 
-        async def patiently(request: Any, response: Any) -> Any:
+        async def change_state_asynchronously(request: Any, response: Any) -> Any:
             response.success = False
             try:
-                if self._preparing:
-                    raise KvStreamError("the node is in another transition: wait until it is done.")
+                if self._in_transition:
+                    raise KvStreamError("another transition is in progress: wait until it has ended.")
                 if request.transition.id == CONFIGURE or request.transition.label == "configure":
                     await self._prepare()
                 elif request.transition.id == CLEANUP or request.transition.label == "cleanup":
-                    await self._wind_down()
+                    await self._stop_worker()
                 return change_state(request, response)
-            except Exception as error:  # noqa: BLE001 - any peer can ask for any transition
-                self.get_logger().warning(f"transition refused: {describe(error)}")
+            except Exception as error:  # noqa: BLE001 - a peer may request any transition at any time
+                self.get_logger().warning(f"Transition rejected: {describe(error)}")
                 return response
 
-        service.callback = patiently
-        # In the node's own group, which takes one callback at a time, the wait would hold up everything else.
-        service.callback_group = ReentrantCallbackGroup()
-        service.callback_group.add_entity(service)
+        service.callback = change_state_asynchronously
 
     async def start(self) -> None:
-        """Configure and activate; a failure is logged and leaves the node unconfigured."""
+        """Configure and activate; after a failure, which is logged, the node stays unconfigured."""
         await self._prepare()
         try:
             if self.trigger_configure() == SUCCESS:
                 self.trigger_activate()
-        except Exception as error:  # noqa: BLE001 - another transition came between; here it would end the executor
-            self.get_logger().warning(f"autostart ended: {describe(error)}")
+        except Exception as error:  # noqa: BLE001 - such as a transition by a client in between
+            self.get_logger().warning(f"autostart failed: {describe(error)}")
 
     async def _prepare(self) -> None:
-        """Make the next session while the executor goes on; what comes of it is for ``on_configure`` to tell."""
-        if self._reporter.state != "unconfigured":
+        """Create the next session without blocking the executor; ``on_configure`` takes it or reports the error."""
+        if self.status.state != "unconfigured":
             return
         try:
-            making = make_session(self.parameters, self._events(), self.get_logger())
-            self._preparing, self._reporter.state, self._reporter.failure = True, "configuring", ""
+            events = WorkerEvents(self._observed, self._frame_refused, self._fault, self._endpoints.token)
+            making = make_session(self.parameters, events, self.get_logger().info)
+            self._in_transition, self.status.state, self.status.failure = True, "configuring", ""
             self._prepared = await finished(self, making)
-        except Exception as error:  # noqa: BLE001 - rclpy would swallow it without a word
+        except Exception as error:  # noqa: BLE001 - reported by on_configure
             self._prepared = error
-        self._preparing, self._reporter.state = False, "unconfigured"
+        self._in_transition, self.status.state = False, "unconfigured"
 
-    async def _wind_down(self) -> None:
-        """Let the worker end while the executor goes on; whether it did is for ``on_cleanup`` to tell."""
-        session = self._session
-        if session is None or self._reporter.state != "inactive":
+    async def _stop_worker(self) -> None:
+        """Stop the worker without blocking the executor; ``on_cleanup`` reports whether it ended."""
+        session = self.status.session
+        if session is None or self.status.state != "inactive":
             return
         ended: Future[bool] = Future()
         waiter = threading.Thread(target=lambda: ended.set_result(session.worker.stop(STOP_SECONDS)), daemon=True)
-        self._preparing = True
+        self._in_transition = True
         waiter.start()
         self._stop_seconds = STOP_SECONDS if await finished(self, ended) else 0.0
-        self._preparing = False
+        self._in_transition = False
 
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Take over the memory that was prepared; FAILURE with the reason in the log and in diagnostics."""
+        """Take over the prepared session; on FAILURE the reason is in the log and in /diagnostics."""
         prepared, self._prepared = self._prepared, None
         if not isinstance(prepared, Session):
-            return self._failed("configure", "unconfigured", prepared or KvStreamError("nothing was prepared."))
-        self._reporter.session, self._reporter.failure = prepared, ""
-        self._reporter.state = "inactive"
-        self.get_logger().info(f"Configured: {self._reporter.session.model}, {self._reporter.session.policy}, "
+            return self._failed("configure", "unconfigured", prepared or KvStreamError("no session was prepared."))
+        self.status.session, self.status.state, self.status.failure = prepared, "inactive", ""
+        self.get_logger().info(f"Configured: {prepared.memory.model_name}, {prepared.policy}, "
                                f"{self.parameters.value('memory.budget_mib'):g} MiB.")
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Subscribe to the cameras and take frames."""
-        session = self._session
+        """Subscribe to the cameras and start taking frames."""
+        session = self.status.session
         assert session is not None
         try:
             for camera in session.camera_settings:
-                session.cameras.append(CameraSubscription(self, camera, session.counters, self._store,
-                                                          self._reporter.metrics))
-        except Exception as error:  # noqa: BLE001 - for example a topic name that is none
+                session.cameras.append(
+                    CameraSubscription(self, camera, session.counters, self._store, self.metrics))
+        except Exception as error:  # noqa: BLE001 - for example an invalid topic name
             self._unsubscribe(session)
             return self._failed("activate", "inactive", error)
         session.worker.ingest(True)
-        self._reporter.state, self._reporter.failure = "active", ""
+        self.status.state, self.status.failure = "active", ""
         self.get_logger().info("Active: " + ", ".join(f"{camera.camera.name} on {camera.topic}"
                                                       for camera in session.cameras) + ".")
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Unsubscribe; waiting frames are dropped and counted, open questions are refused. The memory stays."""
-        if self._session is not None:
-            self._leave_active(self._session)
-        self._reporter.state = "inactive"
+        """Unsubscribe, drop and count the waiting frames, cancel open questions; keep the memory."""
+        if self.status.session is not None:
+            self._leave_active(self.status.session)
+        self.status.state = "inactive"
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Give everything back."""
+        """Release everything."""
         if not self._release():
             return self._failed("cleanup", "inactive", KvStreamError(
                 f"the worker did not end within {STOP_SECONDS:g} s; clean up again."))
-        self._reporter.state, self._reporter.failure = "unconfigured", ""
+        self.status.state, self.status.failure = "unconfigured", ""
         return super().on_cleanup(state)
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Give everything back, from any state."""
+        """Release everything, from any state."""
         self._release()
-        self._reporter.state = "finalized"
+        self.status.state = "finalized"
         return super().on_shutdown(state)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """After an error in a transition: give everything back, so that configure can be tried again."""
+        """Release everything after an error in a transition, so that configure can be tried again."""
         released = self._release()
-        self._reporter.state = "unconfigured" if released else "finalized"
+        self.status.state = "unconfigured" if released else "finalized"
         return SUCCESS if released else FAILURE
 
     def _failed(self, transition: str, state: str, error: BaseException) -> TransitionCallbackReturn:
-        self._reporter.state = state
-        self._reporter.failure = f"{transition} failed: {describe(error)}"
-        self.get_logger().error(self._reporter.failure)
+        self.status.state = state
+        self.status.failure = f"{transition} failed: {describe(error)}"
+        self.get_logger().error(self.status.failure)
         return FAILURE
 
-    # -- building and taking down -----------------------------------------------------------------------------------
-
-    def _events(self) -> WorkerEvents:
-        return WorkerEvents(self._observed, self._frame_refused, self._fault, self._token)
+    # -- session ----------------------------------------------------------------------------------------------------
 
     def _unsubscribe(self, session: Session) -> None:
         cameras, session.cameras = session.cameras, []
@@ -209,27 +208,27 @@ class KvStreamNode(LifecycleNode):
         self._unsubscribe(session)
         session.worker.ingest(False)
         session.frames.drain(DropCause.INACTIVE)
-        session.worker.give_up_questions("the node was deactivated")
+        session.worker.cancel_questions("the node was deactivated")
 
     def _release(self) -> bool:
-        """Stop the worker and forget the session; False when the worker has not ended."""
-        session = self._session
+        """Stop the worker and drop the session; False when the worker did not end in time."""
+        session = self.status.session
         if session is None:
             return True
         self._leave_active(session)
         seconds, self._stop_seconds = self._stop_seconds, STOP_SECONDS
         if not session.worker.stop(seconds):
             return False
-        self._reporter.session = None
+        self.status.session = None
         return True
 
     def _new_budget(self, budget_mib: float) -> None:
-        """Give the live memory a new budget after the worker's present step; raise BudgetError for too small a one."""
-        session = self._session
+        """Change the budget of a live memory after the current step; raise BudgetError when it is too small."""
+        session = self.status.session
         if session is None:
             return
         before = self.parameters.value("memory.budget_mib")
-        session.check_budget(budget_mib)
+        session.memory.check_budget(budget_mib)
 
         def applied(done: Future[None]) -> None:
             if error := done.exception():
@@ -239,11 +238,11 @@ class KvStreamNode(LifecycleNode):
         session.worker.call(lambda memory: memory.set_budget(budget_mib)).add_done_callback(applied)
 
     def _new_settings(self, settings: StreamSettings) -> None:
-        """Give the live memory other settings after the worker's present step; raise SettingsError to refuse them."""
-        session = self._session
+        """Change the settings of a live memory after the worker's current step; raise SettingsError if they are bad."""
+        session = self.status.session
         if session is None:
             return
-        session.check_settings(settings)
+        session.memory.check_settings(settings)
         session.policy = settings.memory.policy
 
         def applied(done: Future[None]) -> None:
@@ -253,36 +252,36 @@ class KvStreamNode(LifecycleNode):
         session.worker.call(lambda memory: memory.reconfigure(settings)).add_done_callback(applied)
 
     def destroy_node(self) -> None:
-        """Stop the threads, then destroy what they use."""
-        if not hasattr(self, "_heartbeat"):  # refused while it was made: since Kilted the context destroys it then
+        """Stop the threads, then destroy the entities that they use."""
+        if not hasattr(self, "_heartbeat"):  # the constructor raised; since Kilted the context destroys the node then
             return super().destroy_node()
         self._heartbeat.stop()
-        self.released = not self._preparing and self._release()
-        self._handlers.destroy()
+        self.released = not self._in_transition and self._release()
+        self._endpoints.destroy()
         super().destroy_node()
 
     def _tick(self) -> None:
-        """Note how much later than due the executor came by: what a blocking callback would show in."""
+        """Record the executor lateness: the delay between the timer's due time and this callback, in ms."""
         now = time.monotonic()
-        self._reporter.metrics.add("executor lateness", 1e3 * max(0.0, now - self._ticked - TICK_SECONDS))
+        self.metrics.add("executor lateness", 1e3 * max(0.0, now - self._ticked - TICK_SECONDS))
         self._ticked = now
 
     # -- frames -----------------------------------------------------------------------------------------------------
 
     def _store(self, frame: QueuedFrame) -> None:
-        """Put an arrived frame into the queue. A frame without a stamp gets the time of its arrival."""
-        session = self._session
+        """Put a received frame into the queue; a frame without a stamp gets its arrival time."""
+        session = self.status.session
         if session is None:
             return
         if frame.stamp == 0.0:
             frame = replace(frame, stamp=to_seconds(self.get_clock().now().to_msg()))
-        self._reporter.metrics.add("arrived", 0.0)
+        self.metrics.add("arrived", 0.0)
         session.frames.put(frame)
-        session.worker.frame_waiting()
+        session.worker.notify()
 
-    # -- told by the worker, in its thread --------------------------------------------------------------------------
+    # -- events of the worker, in its thread ------------------------------------------------------------------------
 
-    def _observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation, memory: Any) -> None:
+    def _observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation, memory: VideoMemory) -> None:
         self._faults_in_a_row = 0
         self._reporter.observed(frame, observation)
         self._kept_tokens.observed(frame, pixels, observation, memory.kept_patches)
@@ -295,21 +294,18 @@ class KvStreamNode(LifecycleNode):
         self._faults_in_a_row += 1
         reason = describe(error)
         self._reporter.fault(f"{what}: {reason}")
-        self.get_logger().error(f"Error inside the memory, {what} given up: {reason}", throttle_duration_sec=1.0)
-        if (self.parameters.value("faults.action") == "deactivate"
-                and self._faults_in_a_row == self.parameters.value("faults.limit")):
+        self.get_logger().error(f"Error inside the memory, {what} dropped: {reason}", throttle_duration_sec=1.0)
+        faults = self.parameters.node_settings().faults
+        if faults.action == "deactivate" and self._faults_in_a_row == faults.limit:
             self._in_executor(self._deactivate_for_faults)
-
-    def _token(self, pending: PendingQuestion, text: str, index: int) -> None:
-        self._handlers.token(pending, text, index)
 
     def _in_executor(self, function: Callable[[], None]) -> None:
         if self.executor is not None:
             self.executor.create_task(function)
 
     def _deactivate_for_faults(self) -> None:
-        if self._reporter.state == "active":
+        if self.status.state == "active":
             self.get_logger().error("Deactivating after repeated errors (faults.action).")
             self._faults_in_a_row = 0
             self.trigger_deactivate()
-            self._reporter.failure = "deactivated after repeated errors inside the memory (faults.action)"
+            self.status.failure = "deactivated after repeated errors inside the memory (faults.action)"

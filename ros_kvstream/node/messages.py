@@ -1,24 +1,23 @@
-"""Records to messages and requests to questions: the only place that knows the fields of this package's interfaces."""
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion between records and this package's messages; only this module knows their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from builtin_interfaces.msg import Time
 from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream import msg, records
+from ros_kvstream.node.diagnostics import Health
 from ros_kvstream.node.frame_counters import CameraCount, DropCause
-from ros_kvstream.node.metrics import Percentiles
 from ros_kvstream.node.questions import Question
 
 NANOSECONDS = 1_000_000_000
 
 
 def to_seconds(stamp: Time) -> float:
-    """Seconds of a stamp."""
+    """Convert a stamp to seconds."""
     return stamp.sec + stamp.nanosec / NANOSECONDS
 
 
@@ -30,77 +29,48 @@ def to_stamp(seconds: float) -> Time:
     return Time(sec=int(whole), nanosec=int(nanoseconds))
 
 
-@dataclass(frozen=True)
-class NodeFigures:
-    """What the node itself adds to the memory's figures in KvStats."""
-
-    model: str
-    policy: str
-    process_bytes: int
-    frames: CameraCount
-    capacity: int
-    questions_waiting: int
-    frame_age_ms: float = 0.0
-    vision_ms: float = 0.0
-    prefill_ms: float = 0.0
-    compaction_ms: float = 0.0
-    frames_per_second: float = 0.0
-    spreads: Mapping[str, Percentiles] = field(default_factory=dict)
-    """By the name of their field in KvStats."""
-    cameras: Sequence[CameraFigures] = ()
-
-
-@dataclass(frozen=True)
-class CameraFigures:
-    """One camera, for KvStats."""
-
-    name: str
-    topic: str
-    silence: float
-    """Seconds since the last image."""
-    frames: CameraCount
-
-
-SPREADS = {
-    "frame_delay_spread_ms": "frame", "vision_spread_ms": "vision", "prefill_spread_ms": "prefill",
-    "compaction_spread_ms": "compaction", "question_queue_spread_ms": "question queue",
-    "retrieval_spread_ms": "retrieval", "first_token_spread_ms": "first token", "answer_spread_ms": "answer",
-    "tokens_per_second_spread": "tokens per second", "executor_lateness_spread_ms": "executor lateness",
+PERCENTILE_SERIES = {
+    "frame_delay_percentiles_ms": "frame", "vision_percentiles_ms": "vision", "prefill_percentiles_ms": "prefill",
+    "compaction_percentiles_ms": "compaction", "question_queue_percentiles_ms": "question queue",
+    "retrieval_percentiles_ms": "retrieval", "first_token_percentiles_ms": "first token",
+    "answer_percentiles_ms": "answer",
+    "tokens_per_second_percentiles": "tokens per second", "executor_lateness_percentiles_ms": "executor lateness",
 }
-"""Field of KvStats -> series of the metrics."""
+"""Field of KvStats -> series in ``Metrics``."""
 
 
-def stats_message(stamp: Time, memory: records.MemoryStats, node: NodeFigures) -> msg.KvStats:
+def stats_message(stamp: Time, health: Health) -> msg.KvStats:
     """Build the KvStats message."""
+    memory, metrics = health.memory, health.metrics
     message = msg.KvStats(
-        model=node.model, policy=node.policy, process_bytes=node.process_bytes,
-        frames_published=node.frames.published, frames_seen=node.frames.seen,
-        frames_kept=node.frames.kept, frames_gated=node.frames.gated,
-        drop_causes=[cause.value for cause in DropCause],
-        drop_counts=[node.frames.dropped[cause.value] for cause in DropCause],
-        queue_length=node.frames.waiting, queue_capacity=node.capacity, questions_waiting=node.questions_waiting,
+        model=health.model, policy=health.policy, process_bytes=health.process_bytes, **_frame_counts(health.frames),
+        queue_length=health.frames.waiting, queue_capacity=health.queue_capacity,
+        questions_waiting=health.questions_waiting,
         oldest_stamp=to_stamp(memory.oldest_stamp), newest_stamp=to_stamp(memory.newest_stamp),
-        frame_age_ms=node.frame_age_ms, vision_ms=node.vision_ms, prefill_ms=node.prefill_ms,
-        compaction_ms=node.compaction_ms, frames_per_second=node.frames_per_second,
+        frame_age_ms=metrics.percentiles("age").newest, frames_per_second=metrics.rate("frame"),
+        cameras=[msg.CameraStats(name=camera.name, topic=camera.topic, silence_s=camera.silence,
+                                 **_frame_counts(camera.count)) for camera in health.cameras],
     )
     for name in ("budget_bytes", "allocated_bytes", "used_bytes", "peak_bytes", "slots", "slots_used",
                  "frames_remembered", "compactions", "rebases", "questions", "archive_budget_bytes", "archive_bytes",
                  "archive_frames", "device_bytes"):
         setattr(message, name, getattr(memory, name))
-    for name, spread in node.spreads.items():
-        setattr(message, name, msg.Percentiles(count=spread.count, p50=spread.p50, p95=spread.p95, maximum=spread.maximum))
-    message.cameras = [_camera_message(camera) for camera in node.cameras]
+    if health.newest is not None:
+        for name in ("vision_ms", "prefill_ms", "compaction_ms"):
+            setattr(message, name, getattr(health.newest, name))
+    for name, series in PERCENTILE_SERIES.items():
+        values = metrics.percentiles(series)
+        setattr(message, name, msg.Percentiles(
+            count=values.count, p50=values.p50, p95=values.p95, maximum=values.maximum))
     message.header.stamp = stamp
     return message
 
 
-def _camera_message(camera: CameraFigures) -> msg.CameraStats:
-    count = camera.frames
-    return msg.CameraStats(
-        name=camera.name, topic=camera.topic, silence_s=camera.silence, frames_published=count.published,
-        frames_seen=count.seen, frames_kept=count.kept, frames_gated=count.gated,
-        drop_causes=[cause.value for cause in DropCause],
-        drop_counts=[count.dropped[cause.value] for cause in DropCause])
+def _frame_counts(count: CameraCount) -> dict[str, Any]:
+    """Fields that KvStats and CameraStats have in common."""
+    return {"frames_published": count.published, "frames_seen": count.seen, "frames_kept": count.kept,
+            "frames_gated": count.gated, "drop_causes": [cause.value for cause in DropCause],
+            "drop_counts": [count.dropped[cause.value] for cause in DropCause]}
 
 
 def evidence_message(evidence: records.FrameEvidence) -> msg.FrameEvidence:
@@ -121,7 +91,7 @@ def latency_message(latency: records.LatencyBreakdown) -> msg.LatencyBreakdown:
 
 
 def question_from(request: Any, default_timeout: float) -> Question:
-    """Read a Query request or an Ask goal; raise QuestionError for limits that make no sense."""
+    """Convert a Query request or an Ask goal; raise QuestionError for invalid limits."""
     return Question(
         text=request.question, camera=request.camera, since=to_seconds(request.since), until=to_seconds(request.until),
         max_new_tokens=request.max_new_tokens, conversation_id=request.conversation_id,
@@ -142,7 +112,7 @@ def fill_answer(response: Any, answer: records.Answer, memory: msg.KvStats) -> A
 
 
 def fill_refusal(response: Any, reason: str, memory: msg.KvStats) -> Any:
-    """Fill a Query response or an Ask result with the reason why there is no answer."""
+    """Fill a Query response or an Ask result with the reason for a failure."""
     response.success = False
     response.message = reason
     response.memory = memory
@@ -150,7 +120,7 @@ def fill_refusal(response: Any, reason: str, memory: msg.KvStats) -> Any:
 
 
 def answer_message(request: Any, response: Any) -> msg.Answer:
-    """Build the message that records a question and what came of it."""
+    """Build the Answer message from a question and its response."""
     message = msg.Answer(
         question=request.question, camera=request.camera, since=request.since, until=request.until,
         conversation_id=request.conversation_id, success=response.success, message=response.message,
@@ -162,7 +132,7 @@ def answer_message(request: Any, response: Any) -> msg.Answer:
 
 
 def image_type(transport: str) -> type[Image] | type[CompressedImage]:
-    """Message type of a transport."""
+    """Return the message type of a transport."""
     return CompressedImage if transport == "compressed" else Image
 
 

@@ -1,4 +1,5 @@
-"""Rolling figures of the last minute: times as p50 / p95 / max, and frames per second."""
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics over the last minute: percentiles of times, and rates."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 WINDOW_SECONDS = 60.0
-"""Span over which figures are told."""
+"""Length of the window, also stated in KvStats.msg."""
 
 
 @dataclass(frozen=True)
@@ -26,23 +27,23 @@ class Percentiles:
 
 
 class Metrics:
-    """Named series of values over a window of time. Called from any thread; memory is bounded."""
+    """Named series of values over a window of time. Thread-safe; the number of values is bounded."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS, values: int = 4096) -> None:
-        """:param seconds: length of the window; :param values: values kept per series at most."""
+        """:param seconds: length of the window; :param values: largest number of values per series."""
         self._seconds = seconds
         self._values = values
         self._lock = threading.Lock()
         self._series: dict[str, deque[tuple[float, float]]] = {}
 
     def add(self, name: str, value: float) -> None:
-        """Add a value to a series now."""
+        """Add a value to a series, at the current time."""
         with self._lock:
             series = self._series.setdefault(name, deque(maxlen=self._values))
             series.append((time.monotonic(), value))
 
-    def spread(self, name: str) -> Percentiles:
-        """Percentiles of a series over the window."""
+    def percentiles(self, name: str) -> Percentiles:
+        """Compute the percentiles of a series over the window."""
         values = [value for _, value in self._recent(name)]
         if not values:
             return Percentiles()
@@ -51,15 +52,9 @@ class Metrics:
         return Percentiles(len(ordered), ordered[last // 2], ordered[round(0.95 * last)], ordered[last], values[-1])
 
     def rate(self, name: str, seconds: float = 5.0) -> float:
-        """Values per second over the last ``seconds``."""
+        """Return the number of values per second over the last ``seconds``."""
         since = time.monotonic() - seconds
         return sum(1 for at, _ in self._recent(name) if at >= since) / seconds
-
-    def since_last(self, name: str) -> float | None:
-        """Seconds since the newest value, however old; None when there never was one."""
-        with self._lock:
-            series = self._series.get(name)
-            return time.monotonic() - series[-1][0] if series else None
 
     def _recent(self, name: str) -> list[tuple[float, float]]:
         since = time.monotonic() - self._seconds

@@ -14,9 +14,16 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.node.images import DepthRendering
-from ros_kvstream.node.parameter_specs import ParameterSpec, Value, camera_specs, parameter_specs, to_stream_settings
-from ros_kvstream.node.settings import MAX_CAMERAS, CameraSettings
+from ros_kvstream.node.parameter_specs import (
+    ParameterSpec,
+    Value,
+    build,
+    camera_specs,
+    parameter_specs,
+    to_stream_settings,
+)
+from ros_kvstream.node.rclpy_compat import names_given_at_start
+from ros_kvstream.node.settings import MAX_CAMERAS, CameraSettings, NodeSettings
 from ros_kvstream.settings import Change, StreamSettings
 
 _ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.")
@@ -44,7 +51,7 @@ class NodeParameters:
         self.cameras()
         self._refuse_misspelt()
         self.stream_settings()
-        self.depth()
+        self.node_settings()
         node.add_pre_set_parameters_callback(self._normalized)
         node.add_on_set_parameters_callback(self._check_change)
         node.add_post_set_parameters_callback(self._declare_new_cameras)
@@ -58,13 +65,16 @@ class NodeParameters:
 
         :param changed: values to take instead of the present ones.
         """
-        values = {name: self.value(name) for name in self._specs} | dict(changed or {})
+        values = self._values(changed)
         return to_stream_settings(values, {name: values.get(f"{name}.share", 0.0) for name in values["cameras"]})
 
-    def depth(self, changed: Mapping[str, Value] | None = None) -> DepthRendering:
-        """Build the depth rendering; raise SettingsError when its limits do not fit together."""
-        names = ("ingest.depth", "ingest.depth_near", "ingest.depth_far")
-        return DepthRendering(*((changed or {}).get(name, self.value(name)) for name in names))
+    def node_settings(self, changed: Mapping[str, Value] | None = None) -> NodeSettings:
+        """Build the node's own settings, as ``stream_settings`` does the memory's."""
+        built: NodeSettings = build(NodeSettings, self._values(changed))
+        return built
+
+    def _values(self, changed: Mapping[str, Value] | None) -> dict[str, Any]:
+        return {name: self.value(name) for name in list(self._specs)} | dict(changed or {})
 
     def cameras(self) -> tuple[CameraSettings, ...]:
         """Return the cameras as configured; declares the parameters of cameras added since the last call."""
@@ -98,8 +108,7 @@ class NodeParameters:
 
     def _refuse_misspelt(self) -> None:
         """Refuse a name given at start that does not exist but resembles one that does."""
-        given = getattr(self._node, "_parameter_overrides", {})
-        for name in given:
+        for name in names_given_at_start(self._node):
             if self._node.has_parameter(name) or name.startswith(_ROS_OWN):
                 continue
             similar = difflib.get_close_matches(name, self._specs, n=1, cutoff=0.75)
@@ -123,7 +132,7 @@ class NodeParameters:
                     _check(self._specs[name], value)
                     self._check_moment(self._specs[name], value)
             settings = self.stream_settings(changed)
-            self.depth(changed)
+            self.node_settings(changed)
             if not self._unconfigured():
                 self._apply(settings)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets the reason and the node goes on

@@ -1,4 +1,5 @@
-"""Questions on their way to the worker: validated, bounded in number, with a time limit and a way to cancel."""
+# SPDX-License-Identifier: Apache-2.0
+"""Questions for the worker: validated, bounded in number, with a time limit and cancellation."""
 
 from __future__ import annotations
 
@@ -14,69 +15,60 @@ from ros_kvstream.errors import QuestionCancelled, QuestionError
 from ros_kvstream.records import Answer
 
 MAX_QUESTION_CHARACTERS = 20_000
-"""Longer texts are refused before they reach the tokenizer."""
+"""Limit of the text, checked before tokenization."""
 MAX_CONVERSATION_CHARACTERS = 200
-"""A label is repeated with every piece of the answer, and any peer may ask."""
+"""Limit of the label, which is published with every piece of the answer."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question with its limits; refuses what cannot be asked when it is made."""
+    """One question; raises QuestionError for what only the node limits. The memory checks the rest."""
 
     text: str
     camera: str = ""
-    """Name of a camera; empty: all."""
     since: float = 0.0
-    """Seconds; 0: unbounded."""
     until: float = 0.0
-    """Seconds; 0: unbounded."""
     max_new_tokens: int = 0
-    """0: the memory's own limit."""
+    """0: the limit of the memory."""
     timeout: float = 60.0
-    """Seconds from now, waiting included."""
+    """Seconds from now, including waiting."""
     conversation_id: str = ""
-    """The asker's own label, repeated with the answer: it joins records, and gives no earlier answer to the model."""
+    """Label chosen by the client and published with the answer; the model does not see earlier questions."""
 
     def __post_init__(self) -> None:
-        if not self.text.strip():
-            raise QuestionError("question is empty.")
         if len(self.text) > MAX_QUESTION_CHARACTERS:
             raise QuestionError(f"question has {len(self.text)} characters; at most {MAX_QUESTION_CHARACTERS} "
-                                "are taken.")
+                                "are accepted.")
         if len(self.conversation_id) > MAX_CONVERSATION_CHARACTERS:
             raise QuestionError(f"conversation_id has {len(self.conversation_id)} characters; at most "
-                                f"{MAX_CONVERSATION_CHARACTERS} are taken.")
-        if self.until and self.since > self.until:
-            raise QuestionError(f"since = {self.since:.3f} is after until = {self.until:.3f}.")
-        if self.max_new_tokens < 0:
-            raise QuestionError(f"max_new_tokens = {self.max_new_tokens}: must be 0 (the node's limit) or more.")
+                                f"{MAX_CONVERSATION_CHARACTERS} are accepted.")
         if not math.isfinite(self.timeout) or self.timeout <= 0.0:
             raise QuestionError(f"timeout_s = {self.timeout}: must be a finite number of seconds above 0.")
 
 
 @dataclass(eq=False)
 class PendingQuestion:
-    """A question in the worker's care."""
+    """A question that waits for the worker or is being answered."""
 
     question: Question
     asked: float = field(default_factory=time.monotonic)
-    """When it was handed in, seconds of a monotonic clock."""
+    """Time of submission, seconds of a monotonic clock."""
     on_token: Callable[[str, int], None] | None = None
-    """Gets each piece of the answer's text with its running number, in the worker's thread; must not block."""
+    """Called in the worker's thread with each piece of the answer's text and its index; must not block."""
     answer: Future[Answer] = field(default_factory=Future)
-    """Finished by the worker, with the answer or with the reason why there is none."""
+    """Set by the worker to the answer or an error."""
     number: int = -1
-    """Running number of the question, given when it is taken up."""
+    """Number of the question, assigned when the worker takes it."""
     _pieces: int = 0
     _cancelled: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cancel(self, reason: str) -> None:
-        """Ask for an end at the next token; called from any thread."""
+        """Stop generation at the next token; called from any thread."""
         self._cancelled = self._cancelled or reason
 
     def stop_reason(self) -> str:
-        """Why answering should end now; empty while it should not."""
+        """Return why answering should stop now; empty when it should continue."""
         if self._cancelled:
             return self._cancelled
         if time.monotonic() - self.asked > self.question.timeout:
@@ -84,18 +76,18 @@ class PendingQuestion:
         return ""
 
     def should_stop(self) -> bool:
-        """Whether answering should end; asked by the model before each token."""
+        """Whether answering should stop; the model checks this before each token."""
         return bool(self.stop_reason())
 
     def token(self, text: str) -> int:
-        """Pass a piece of the answer on; returns its running number. From the worker's thread."""
+        """Forward a piece of the answer and return its index; called in the worker's thread."""
         index, self._pieces = self._pieces, self._pieces + 1
         if self.on_token is not None:
             self.on_token(text, index)
         return index
 
     def finish(self, outcome: Answer | BaseException) -> None:
-        """Hand over the answer, or why there is none; only the first call counts. From any thread."""
+        """Set the answer or the error; only the first call has an effect. Called from any thread."""
         with self._lock:
             if self.answer.done():
                 return
@@ -106,7 +98,7 @@ class PendingQuestion:
 
 
 class QuestionQueue:
-    """Questions in order of arrival, the one being answered included in the bound. Called from any thread."""
+    """Questions in order of arrival; the limit includes the one being answered. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +116,7 @@ class QuestionQueue:
             self._waiting.append(pending)
 
     def take(self) -> PendingQuestion | None:
-        """Take the oldest question and count it as being answered; None when none waits."""
+        """Take the oldest question and mark it as being answered; None when none waits."""
         with self._lock:
             self._answering = self._waiting.popleft() if self._waiting else None
             if self._answering is not None:
@@ -132,7 +124,7 @@ class QuestionQueue:
             return self._answering
 
     def expire(self) -> None:
-        """End the waiting questions that were cancelled or whose time is up, without waiting for the worker."""
+        """Finish waiting questions that were cancelled or timed out, without the worker."""
         with self._lock:
             ended = [pending for pending in self._waiting if pending.should_stop()]
             for pending in ended:
@@ -141,7 +133,7 @@ class QuestionQueue:
             pending.finish(QuestionCancelled(pending.stop_reason()))
 
     def done(self) -> None:
-        """Say that the question taken last is answered."""
+        """Mark the question taken last as finished."""
         with self._lock:
             self._answering = None
 
@@ -151,6 +143,6 @@ class QuestionQueue:
             return [*([self._answering] if self._answering else []), *self._waiting]
 
     def __len__(self) -> int:
-        """Questions that wait, without the one being answered."""
+        """Return the number of waiting questions, without the one being answered."""
         with self._lock:
             return len(self._waiting)

@@ -1,119 +1,116 @@
-"""Once a second: ~/stats and /diagnostics, from what the worker, the cameras and the metrics know."""
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes ~/stats and /diagnostics periodically, from the worker, the cameras and the metrics."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode
 
 from ros_kvstream import msg
-from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.diagnostics import CameraHealth, Health, statuses
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.frame_queue import QueuedFrame
-from ros_kvstream.node.messages import SPREADS, CameraFigures, NodeFigures, stats_message, to_seconds
+from ros_kvstream.node.messages import stats_message, to_seconds
 from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
-from ros_kvstream.node.session import Session
-from ros_kvstream.records import Answer, MemoryStats, Observation
+from ros_kvstream.node.session import NodeStatus, Session
+from ros_kvstream.node.settings import DiagnosticsSettings
+from ros_kvstream.records import Answer, Observation
 
 LATELY = 10.0
-"""Seconds over which "lately" looks back."""
+"""Length in seconds of the period called "lately" in /diagnostics."""
 
 
 class Reporter:
-    """Gathers the node's figures and publishes them. ``report`` runs in the heartbeat's thread."""
+    """Collects the statistics of the node and publishes them. ``report`` runs in the heartbeat's thread."""
 
-    def __init__(self, node: LifecycleNode, parameters: NodeParameters) -> None:
-        self.state = "unconfigured"
-        self.failure = ""
-        self.session: Session | None = None
-        self.metrics = Metrics()
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._node = node
         self._parameters = parameters
         self._process = psutil.Process()
-        self._newest = Observation(0, True, 0)
+        self._newest: Observation | None = None
         self._fault: tuple[float, str] | None = None
         self._refusals: dict[str, tuple[float, str]] = {}
         self._history: dict[str, deque[tuple[float, CameraCount]]] = {}
         self._stats = node.create_publisher(msg.KvStats, "~/stats", 10)
         self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
 
-    # -- told by the worker's thread --------------------------------------------------------------------------------
+    # -- recorded, from the threads of the worker and the executor --------------------------------------------------
 
     def observed(self, frame: QueuedFrame, observation: Observation) -> None:
-        """Note a frame that the memory took."""
+        """Record a frame that the memory took."""
         self._newest = observation
         now = time.monotonic()
-        self.metrics.add("frame", 1e3 * (now - frame.arrived))
-        self.metrics.add("age", 1e3 * (to_seconds(self._node.get_clock().now().to_msg()) - frame.stamp))
+        self._metrics.add("frame", 1e3 * (now - frame.arrived))
+        self._metrics.add("age", 1e3 * (to_seconds(self._node.get_clock().now().to_msg()) - frame.stamp))
         for name in ("vision", "prefill", "compaction"):
             if value := getattr(observation, f"{name}_ms"):
-                self.metrics.add(name, value)
+                self._metrics.add(name, value)
 
     def refused(self, camera: str, reason: str) -> None:
-        """Note why a frame was refused."""
+        """Record why a frame was rejected."""
         self._refusals[camera] = (time.monotonic(), reason)
 
     def fault(self, reason: str) -> None:
-        """Note an error inside the memory."""
+        """Record an error inside the memory."""
         self._fault = (time.monotonic(), reason)
 
     def answered(self, answer: Answer) -> None:
-        """Note how long an answer took."""
+        """Record the latency of an answer."""
         latency = answer.latency
         for name, value in (("question queue", latency.queue_ms), ("retrieval", latency.retrieval_ms),
                             ("first token", latency.first_token_ms), ("answer", latency.total_ms)):
-            self.metrics.add(name, value)
+            self._metrics.add(name, value)
         if latency.decode_ms and latency.answer_tokens > 1:
-            self.metrics.add("tokens per second", 1e3 * (latency.answer_tokens - 1) / latency.decode_ms)
+            self._metrics.add("tokens per second", 1e3 * (latency.answer_tokens - 1) / latency.decode_ms)
 
     # -- published --------------------------------------------------------------------------------------------------
 
-    def stats(self) -> msg.KvStats:
-        """The figures now, as a message; all zero while unconfigured."""
-        session, stamp = self.session, self._node.get_clock().now().to_msg()
+    def stats(self, status: NodeStatus) -> msg.KvStats:
+        """Build the statistics as a message; all zero without a session."""
+        session = status.session
         if session is None:
-            nothing = NodeFigures("", "", self._process.memory_info().rss, CameraCount(), 0, 0)
-            return stats_message(stamp, MemoryStats(), nothing)
-        figures = NodeFigures(
-            model=session.model, policy=session.policy, process_bytes=self._process.memory_info().rss,
-            frames=session.counters.total(), capacity=session.frames.capacity,
-            questions_waiting=len(session.worker.questions), frame_age_ms=self.metrics.spread("age").newest,
-            vision_ms=self._newest.vision_ms, prefill_ms=self._newest.prefill_ms,
-            compaction_ms=self._newest.compaction_ms, frames_per_second=self.metrics.rate("frame"),
-            spreads={field: self.metrics.spread(series) for field, series in SPREADS.items()},
-            cameras=[CameraFigures(camera.camera.name, camera.topic, camera.silence,
-                                   session.counters.camera(camera.camera.name)) for camera in list(session.cameras)])
-        return stats_message(stamp, session.worker.stats, figures)
+            health = Health(process_bytes=self._process.memory_info().rss)
+        else:
+            health = self._health(status, session, [CameraHealth(
+                camera.camera.name, camera.topic, camera.silence, camera.heard,
+                session.counters.camera(camera.camera.name)) for camera in list(session.cameras)])
+        return stats_message(self._node.get_clock().now().to_msg(), health)
 
-    def report(self) -> None:
-        """Publish both topics once, and end questions whose time is up."""
-        if self.session is not None:
-            self.session.worker.questions.expire()
-            self._stats.publish(self.stats())
-        value = self._parameters.value
-        thresholds = Thresholds(*(value(f"diagnostics.{name}") for name in ("no_image_s", "image_age_s", "drop_share")))
-        message = DiagnosticArray(status=statuses(self._health(thresholds), thresholds))
-        message.header.stamp = self._node.get_clock().now().to_msg()
+    def report(self, status: NodeStatus) -> None:
+        """Publish both topics once, and finish questions whose time limit has passed."""
+        session, thresholds = status.session, self._parameters.node_settings().diagnostics
+        if session is not None:
+            session.worker.questions.expire()
+        health = self._health(status, session, self._cameras(session, thresholds) if session else [])
+        stamp = self._node.get_clock().now().to_msg()
+        if session is not None:
+            self._stats.publish(stats_message(stamp, health))
+        message = DiagnosticArray(status=statuses(health, thresholds))
+        message.header.stamp = stamp
         self._diagnostics.publish(message)
 
-    def _health(self, thresholds: Thresholds) -> Health:
-        session = self.session
+    def _health(self, status: NodeStatus, session: Session | None, cameras: Sequence[CameraHealth]) -> Health:
+        common: dict[str, Any] = {
+            "node": self._node.get_fully_qualified_name(), "state": status.state, "failure": status.failure,
+            "fault": self._recent(self._fault), "process_bytes": self._process.memory_info().rss}
+        if session is None:
+            return Health(**common, model=str(self._parameters.value("model")))
         return Health(
-            node=self._node.get_fully_qualified_name(), state=self.state, failure=self.failure,
-            fault=self._recent(self._fault), worker_died=session is not None and session.worker.died,
-            model=session.model if session else str(self._parameters.value("model")),
-            trained=session.trained if session else True, policy=session.policy if session else "",
-            memory=session.worker.stats if session else MemoryStats(),
-            process_bytes=self._process.memory_info().rss,
-            questions_waiting=len(session.worker.questions) if session else 0,
-            cameras=self._cameras(session, thresholds) if session else [], metrics=self.metrics)
+            **common, model=session.memory.model_name, trained=session.memory.model.trained, policy=session.policy,
+            worker_died=session.worker.died, memory=session.worker.stats, frames=session.counters.total(),
+            queue_capacity=session.frames.capacity, questions_waiting=len(session.worker.questions),
+            newest=self._newest, cameras=cameras, metrics=self._metrics)
 
-    def _cameras(self, session: Session, thresholds: Thresholds) -> Sequence[CameraHealth]:
+    def _cameras(self, session: Session, thresholds: DiagnosticsSettings) -> list[CameraHealth]:
         healths = []
         for camera in list(session.cameras):
             name = camera.camera.name
@@ -121,7 +118,7 @@ class Reporter:
             before = self._before(name, count)
             silence = camera.silence
             healths.append(CameraHealth(
-                name=name, topic=camera.topic, silence=silence, heard=camera.heard, count=count,
+                name, camera.topic, silence, camera.heard, count,
                 why_silent=camera.why_silent() if silence > thresholds.no_image_s else "",
                 dropped_lately=dict(Counter(count.dropped) - Counter(before.dropped)),
                 received_lately=count.received - before.received,
@@ -130,7 +127,7 @@ class Reporter:
         return healths
 
     def _before(self, camera: str, count: CameraCount) -> CameraCount:
-        """The camera's counters at the beginning of "lately"."""
+        """Return the camera's counters as of LATELY seconds ago."""
         now = time.monotonic()
         history = self._history.setdefault(camera, deque())
         if history and history[-1][1].received > count.received:  # the counters were reset by a new configure
@@ -142,5 +139,33 @@ class Reporter:
 
     @staticmethod
     def _recent(noted: tuple[float, str] | None) -> str:
-        """The text of a note while it is recent."""
+        """Return a recorded text while it is recent, else an empty one."""
         return noted[1] if noted and time.monotonic() - noted[0] < LATELY else ""
+
+
+class Heartbeat:
+    """Calls a function periodically in its own thread, by the system clock."""
+
+    def __init__(self, period: Callable[[], float], beat: Callable[[], None],
+                 failed: Callable[[Exception], None]) -> None:
+        """:param period: returns the seconds until the next call; :param failed: receives an exception of ``beat``."""
+        self._period = period
+        self._beat = beat
+        self._failed = failed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstream_heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period()):
+            try:
+                self._beat()
+            except Exception as error:  # noqa: BLE001 - one failed report must not end reporting
+                if not self._stop.is_set():
+                    self._failed(error)
+
+    def stop(self) -> None:
+        """Stop the thread and wait for it."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)

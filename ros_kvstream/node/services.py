@@ -1,8 +1,9 @@
-"""~/query, ~/ask, ~/clear, ~/save and ~/load: handlers that wait for the worker without blocking the executor."""
+# SPDX-License-Identifier: Apache-2.0
+"""~/query, ~/ask, ~/clear, ~/save and ~/load: handlers that await the worker without blocking the executor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future as WorkerFuture
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,28 +17,30 @@ from std_srvs.srv import Trigger
 from ros_kvstream import msg
 from ros_kvstream.action import Ask
 from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
-from ros_kvstream.node.memory_files import memory_file
 from ros_kvstream.node.messages import answer_message, fill_answer, fill_refusal, question_from
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion, Question
 from ros_kvstream.node.reporting import Reporter
+from ros_kvstream.node.session import NodeStatus, Session, memory_file
 from ros_kvstream.node.worker import describe
 from ros_kvstream.records import Answer
 from ros_kvstream.srv import MemoryFile, Query
 
 if TYPE_CHECKING:
     from ros_kvstream.stream.checkpoint import SavedMemory
+    from ros_kvstream.stream.memory import VideoMemory
 
 
 class Services:
-    """The node's services and its action. Handlers run in the executor's thread and never raise."""
+    """The node's services and its action. Handlers run in the executor thread and never raise."""
 
-    def __init__(self, node: LifecycleNode, parameters: NodeParameters, reporter: Reporter) -> None:
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter) -> None:
         self._node = node
         self._parameters = parameters
+        self._status = status
         self._reporter = reporter
-        self._asked: dict[bytes, PendingQuestion] = {}
-        """Questions of the action by the id of their goal, while they are open."""
+        self._open_goals: dict[bytes, PendingQuestion] = {}
+        """Open questions of the action by goal id."""
         group = ReentrantCallbackGroup()  # several questions may wait at once
         self._answers = node.create_lifecycle_publisher(msg.Answer, "~/answers", 10)
         self._tokens = node.create_lifecycle_publisher(msg.AnswerToken, "~/answer_tokens", 100)
@@ -48,22 +51,28 @@ class Services:
         self._action = ActionServer(node, Ask, "~/ask", self._execute, cancel_callback=self._cancel,
                                     callback_group=group)
 
+    def destroy(self) -> None:
+        """Destroy the action server, which the node does not destroy itself."""
+        self._action.destroy()
+
+    # -- questions --------------------------------------------------------------------------------------------------
+
     async def _query(self, request: Query.Request, response: Query.Response) -> Query.Response:
-        """Answer one question, or say why not."""
+        """Answer one question, or state why it cannot be answered."""
         await self._respond(request, response, lambda question: self._ask(PendingQuestion(question)))
         return response
 
     async def _execute(self, goal: Any) -> Ask.Result:
-        """Answer the question of one goal, its text as feedback while it is generated."""
+        """Answer the question of one goal; publish its text as feedback while it is generated."""
         result, key = Ask.Result(), bytes(goal.goal_id.uuid)
 
         async def ask(question: Question) -> Answer:
-            pending = self._asked[key] = PendingQuestion(question, on_token=lambda text, index: goal.publish_feedback(
-                Ask.Feedback(text=text, index=index)))
+            pending = self._open_goals[key] = PendingQuestion(
+                question, on_token=lambda text, index: goal.publish_feedback(Ask.Feedback(text=text, index=index)))
             return await self._ask(pending)
 
         error = await self._respond(goal.request, result, ask)
-        self._asked.pop(key, None)
+        self._open_goals.pop(key, None)
         if error is None:
             goal.succeed()
         elif goal.is_cancel_requested and isinstance(error, QuestionCancelled):
@@ -73,31 +82,31 @@ class Services:
         return result
 
     def _cancel(self, goal: Any) -> CancelResponse:
-        """Let generation stop at its next token."""
-        pending = self._asked.get(bytes(goal.goal_id.uuid))
+        """Stop generation at the next token."""
+        pending = self._open_goals.get(bytes(goal.goal_id.uuid))
         if pending is not None:
             pending.cancel("cancelled by the client")
-            if self._reporter.session is not None:
-                self._reporter.session.worker.questions.expire()
+            if self._status.session is not None:
+                self._status.session.worker.questions.expire()
         return CancelResponse.ACCEPT
 
-    async def _respond(self, request: Any, response: Any, ask: Callable[[Question], Any]) -> Exception | None:
-        """Fill a response (of the service or the action), record it on ~/answers; returns what went wrong, if so."""
-        failed: Exception | None = None
+    async def _respond(self, request: Any, response: Any,
+                       ask: Callable[[Question], Awaitable[Answer]]) -> Exception | None:
+        """Fill a response of the service or the action, publish it on ~/answers, and return the error, if any."""
+        failure: Exception | None = None
         try:
             answer = await ask(question_from(request, self._parameters.value("query.timeout_s")))
             self._reporter.answered(answer)
-            fill_answer(response, answer, self._reporter.stats())
+            fill_answer(response, answer, self._reporter.stats(self._status))
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
-            failed = error
-            self._log_unexpected("query", error)
-            fill_refusal(response, describe(error), self._reporter.stats())
+            failure = error
+            fill_refusal(response, self._reason("query", error), self._reporter.stats(self._status))
         if self._answers.is_activated:
             self._answers.publish(answer_message(request, response))
-        return failed
+        return failure
 
     async def _ask(self, pending: PendingQuestion) -> Answer:
-        session, state = self._reporter.session, self._reporter.state
+        session, state = self._status.session, self._status.state
         if session is None or state != "active":
             raise QuestionError(f"the node is {state}: activate it first.")
         session.worker.ask(pending, self._parameters.value("query.max_waiting"))
@@ -111,60 +120,59 @@ class Services:
             message.header.stamp = self._node.get_clock().now().to_msg()
             self._tokens.publish(message)
 
-    def destroy(self) -> None:
-        """Destroy what the node itself does not know."""
-        self._action.destroy()
+    # -- the whole memory -------------------------------------------------------------------------------------------
 
     async def _clear(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        """Forget every frame."""
+        """Evict every frame."""
         try:
-            session = self._reporter.session
-            if session is None:
-                raise KvStreamError(f"the node is {self._reporter.state}: there is no memory to clear.")
-            frames = session.worker.stats.frames_remembered
-            await finished(self._node, session.worker.call(lambda memory: memory.clear()))
+            worker = self._session("clear").worker
+            frames = worker.stats.frames_remembered
+            await finished(self._node, worker.call(lambda memory: memory.clear()))
             response.success, response.message = True, f"{frames} frames evicted"
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
-            self._log_unexpected("clear", error)
-            response.success, response.message = False, describe(error)
+            response.success, response.message = False, self._reason("clear", error)
         return response
 
     async def _save(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
         """Write the memory to a file."""
-        return await self._move("save", request, response, lambda path: lambda memory: memory.save(path))
+        return await self._transfer("save", request, response, lambda memory, path: memory.save(path))
 
     async def _load(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
         """Replace the memory by a saved one."""
-        return await self._move("load", request, response, lambda path: lambda memory: memory.load(path))
+        return await self._transfer("load", request, response, lambda memory, path: memory.load(path))
 
-    async def _move(self, what: str, request: MemoryFile.Request, response: MemoryFile.Response,
-                    moving: Callable[[Path], Callable[[Any], SavedMemory]]) -> MemoryFile.Response:
+    async def _transfer(self, name: str, request: MemoryFile.Request, response: MemoryFile.Response,
+                        transfer: Callable[[VideoMemory, Path], SavedMemory]) -> MemoryFile.Response:
         try:
-            session = self._reporter.session
-            if session is None:
-                raise KvStreamError(f"the node is {self._reporter.state}: there is no memory to {what}.")
+            session = self._session(name)
             path = memory_file(self._parameters.value("memory.directory"), request.name)
-            moved = await finished(self._node, session.worker.call(moving(path)))
-            response.success, response.bytes, response.frames = True, moved.bytes, moved.frames
+            saved = await finished(self._node, session.worker.call(lambda memory: transfer(memory, path)))
+            response.success, response.bytes, response.frames = True, saved.bytes, saved.frames
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
-            self._log_unexpected(what, error)
-            response.success, response.message = False, describe(error)
+            response.success, response.message = False, self._reason(name, error)
         return response
 
-    def _log_unexpected(self, what: str, error: Exception) -> None:
+    def _session(self, service: str) -> Session:
+        if self._status.session is None:
+            raise KvStreamError(f"the node is {self._status.state}: there is no memory to {service}.")
+        return self._status.session
+
+    def _reason(self, service: str, error: Exception) -> str:
+        """Describe an error for the client; log it when it is unexpected."""
         if not isinstance(error, KvStreamError):
-            self._node.get_logger().error(f"{what} failed: {describe(error)}")
+            self._node.get_logger().error(f"{service} failed: {describe(error)}")
+        return describe(error)
 
 
 async def finished(node: LifecycleNode, done: WorkerFuture[Any]) -> Any:
-    """Wait for the worker in a handler: the executor goes on with other work, and is woken when the result is there."""
+    """Await a future of another thread in a handler; the executor runs other callbacks in the meantime."""
     arrived: Future = Future()
     wake: Callable[[], None] = node.executor.wake
 
-    def hand_over(_: WorkerFuture[Any]) -> None:
+    def wake_up(_: WorkerFuture[Any]) -> None:
         arrived.set_result(None)
         wake()
 
-    done.add_done_callback(hand_over)
+    done.add_done_callback(wake_up)
     await arrived
     return done.result()

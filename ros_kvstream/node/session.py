@@ -1,23 +1,31 @@
-"""What exists between configure and cleanup, and how it is made without holding up the caller."""
+# SPDX-License-Identifier: Apache-2.0
+"""What exists between configure and cleanup, and how it is created without blocking the caller."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ros_kvstream.errors import MemoryFileError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.compressed_images import compressed_to_rgb
 from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue
-from ros_kvstream.node.images import DepthRendering, Rgb, image_to_rgb
-from ros_kvstream.node.memory_files import memory_file
+from ros_kvstream.node.images import Rgb, image_to_rgb
 from ros_kvstream.node.parameters import NodeParameters
-from ros_kvstream.node.settings import CameraSettings
-from ros_kvstream.node.worker import Memory, Worker, WorkerEvents
+from ros_kvstream.node.settings import CameraSettings, IngestSettings
+from ros_kvstream.node.worker import Worker, WorkerEvents
 from ros_kvstream.settings import StreamSettings
+
+if TYPE_CHECKING:
+    from ros_kvstream.stream.memory import VideoMemory
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ENDING = ".safetensors"
 
 
 @dataclass
@@ -29,64 +37,89 @@ class Session:
     counters: FrameCounters
     policy: str
     camera_settings: tuple[CameraSettings, ...]
-    model: str = ""
-    trained: bool = True
-    check_budget: Callable[[float], None] = lambda _: None
-    """Raises BudgetError for a budget in MiB that the memory could not live with."""
-    check_settings: Callable[[StreamSettings], None] = lambda _: None
-    """Raises SettingsError for settings that the memory could not take over while it runs."""
+    memory: VideoMemory
+    """Owned by the worker; other threads only read what never changes and call its ``check_*`` methods."""
     cameras: list[CameraSubscription] = field(default_factory=list)
 
 
-def make_session(parameters: NodeParameters, events: WorkerEvents, logger: Any) -> Future[Session]:
-    """Start a worker that loads the model and makes the memory; the future holds the session, or what went wrong.
+@dataclass
+class NodeStatus:
+    """Lifecycle state of the node and its session; written by the node, read by reporter and services."""
 
-    :raises KvStreamError: when the parameters do not go together.
+    state: str = "unconfigured"
+    """unconfigured, configuring, inactive, active or finalized."""
+    failure: str = ""
+    """Why the last transition failed; empty when it succeeded."""
+    session: Session | None = None
+    """The session between configure and cleanup."""
+
+
+def make_session(parameters: NodeParameters, events: WorkerEvents, log: Callable[[str], None]) -> Future[Session]:
+    """Start a worker that loads the model and creates the memory; the future holds the session or the error.
+
+    :raises KvStreamError: when the parameters do not fit together.
     """
-    settings, depth = parameters.stream_settings(), parameters.depth()
+    settings, ingest, cameras = parameters.stream_settings(), parameters.node_settings().ingest, parameters.cameras()
     counters = FrameCounters()
-    frames = FrameQueue(parameters.value("ingest.queue_frames"), counters)
-    worker = Worker(frames, counters, lambda message: convert(message, depth), events)
-    session = Session(worker, frames, counters, settings.memory.policy, parameters.cameras())
+    frames = FrameQueue(ingest.queue_frames, counters)
+    worker = Worker(frames, counters, lambda message: _convert(message, ingest), events)
     done: Future[Session] = Future()
 
-    def complete(made: Future[Memory]) -> None:
+    def complete(made: Future[VideoMemory]) -> None:
         if error := made.exception():
             done.set_exception(error)
             return
-        memory: Any = made.result()
-        session.model, session.trained = memory.model_name, memory.model.trained
-        session.check_budget, session.check_settings = memory.check_budget, memory.check_settings
-        done.set_result(session)
+        done.set_result(Session(worker, frames, counters, settings.memory.policy, cameras, made.result()))
 
-    restore = _restore_from(parameters, logger)
-    worker.start(lambda: _make_memory(settings, restore, logger.info)).add_done_callback(complete)
+    restore = _restore_from(parameters, log)
+    worker.start(lambda: _make_memory(settings, restore, log)).add_done_callback(complete)
     return done
 
 
-def _make_memory(settings: StreamSettings, restore: Path | None, report: Callable[[str], None]) -> Memory:
-    from ros_kvstream.models.loading import load_model  # imports torch: seconds, and only in the worker's thread
+def _make_memory(settings: StreamSettings, restore: Path | None, log: Callable[[str], None]) -> VideoMemory:
+    # These import torch, which takes seconds: only in the worker's thread.
+    from ros_kvstream.models.loading import load_model
     from ros_kvstream.stream.memory import VideoMemory
 
     beside = int(settings.memory.budget_mib * (1 << 20))
-    memory = VideoMemory(settings, load_model(settings.model, settings.seed, beside=beside, report=report))
+    memory = VideoMemory(settings, load_model(settings.model, settings.seed, beside=beside, report=log))
     if restore is not None:
         memory.load(restore)
     return memory
 
 
-def _restore_from(parameters: NodeParameters, logger: Any) -> Path | None:
-    """File that the memory starts from; None when it starts empty."""
+def _restore_from(parameters: NodeParameters, log: Callable[[str], None]) -> Path | None:
+    """Return the file to restore the memory from; None for an empty memory."""
     name = parameters.value("memory.restore")
     if not name:
         return None
     path = memory_file(parameters.value("memory.directory"), name)
     if path.exists():
         return path
-    logger.info(f"memory.restore: there is no {path.name} yet; the memory starts empty.")
+    log(f"memory.restore: {path.name} does not exist yet; the memory starts empty.")
     return None
 
 
-def convert(message: Any, depth: DepthRendering) -> Rgb:
-    """Convert an image message of either type; raise FrameError when it is no picture."""
-    return compressed_to_rgb(message, depth) if hasattr(message, "format") else image_to_rgb(message, depth)
+def memory_file(directory: str, name: str) -> Path:
+    """Return the path of a saved memory inside the folder ``memory.directory``.
+
+    Only plain names are accepted, because any peer on the network can call the services.
+
+    :raises MemoryFileError: for a missing folder, or a name that leads out of it.
+    """
+    if not directory:
+        raise MemoryFileError("memory.directory is not set: set it to the folder for saved memories, and configure.")
+    folder = Path(directory).expanduser()
+    if not folder.is_dir():
+        raise MemoryFileError(f"memory.directory = {directory!r}: no such folder; create it or choose another one.")
+    if not _FILE_NAME.fullmatch(name):
+        raise MemoryFileError(f"name = {name[:100]!r}: must be letters, digits, '.', '_' and '-', at most 100.")
+    path = folder / (name if name.endswith(_ENDING) else name + _ENDING)
+    if path.resolve().parent != folder.resolve():
+        raise MemoryFileError(f"name = {name!r}: leads out of memory.directory.")
+    return path
+
+
+def _convert(message: Any, ingest: IngestSettings) -> Rgb:
+    """Convert an image message of either type; raise FrameError when it cannot be converted."""
+    return compressed_to_rgb(message, ingest) if hasattr(message, "format") else image_to_rgb(message, ingest)

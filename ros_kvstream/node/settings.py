@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ros_kvstream.errors import SettingsError
 from ros_kvstream.settings import Change, check_fields, setting
 
 MAX_CAMERAS = 8
@@ -56,6 +57,12 @@ class IngestSettings:
     depth_far: float = setting(
         10.0, "Depth in metres at and beyond which a pixel is darkest; must be greater than ingest.depth_near.",
         0.0, 1e4)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "ingest")
+        if self.depth_near >= self.depth_far:
+            raise SettingsError(f"ingest.depth_near = {self.depth_near:g}, ingest.depth_far = {self.depth_far:g}: "
+                                "must be 0 <= near < far <= 10000 metres.")
 
 
 @dataclass(frozen=True)

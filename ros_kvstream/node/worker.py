@@ -1,4 +1,5 @@
-"""The one thread that touches the memory: questions first, then frames; it outlives every error."""
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that owns the memory: it answers questions before it takes frames, and survives every error."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,79 +22,66 @@ from ros_kvstream.errors import FrameError, KvStreamError, QuestionCancelled
 from ros_kvstream.node.frame_counters import DropCause, FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.questions import PendingQuestion, QuestionQueue
-from ros_kvstream.records import Answer, MemoryStats, Observation
+from ros_kvstream.records import MemoryStats, Observation
+
+if TYPE_CHECKING:
+    from ros_kvstream.stream.memory import VideoMemory
 
 Result = TypeVar("Result")
 THREAD_NAME = "kvstream_worker"
-"""As the system shows it (``top -H``): at most 15 characters there."""
+"""Name of the thread for the operating system (``top -H``), which shows at most 15 characters."""
 STATS_PERIOD = 0.25
-"""Seconds between refreshes of the memory's figures while frames come in."""
-
-
-class Memory(Protocol):
-    """What the worker needs of ``stream.VideoMemory``."""
-
-    def observe(self, frame: NDArray[np.uint8], stamp: float, camera: str = ...) -> Observation: ...  # noqa: D102
-
-    def ask(self, question: str, *, camera: str = ..., since: float = ..., until: float = ...,  # noqa: D102
-            max_new_tokens: int | None = ..., should_stop: Callable[[], bool] | None = ...,
-            on_token: Callable[[str], None] | None = ...) -> Answer: ...
-
-    def stats(self) -> MemoryStats: ...  # noqa: D102
-
-    def idle(self) -> bool: ...  # noqa: D102
-
-    def close(self) -> None: ...  # noqa: D102
+"""Seconds between updates of the memory's statistics while frames arrive."""
+CLOSED = "the memory is being closed."
 
 
 @dataclass(frozen=True)
 class WorkerEvents:
-    """What the worker tells its owner, always from the worker's thread; none of these may block."""
+    """Callbacks of the worker, called in its thread; they must not block."""
 
-    observed: Callable[[QueuedFrame, NDArray[np.uint8], Observation, Any], None]
-    """A frame, with its pixels, reached the memory, which may be asked here."""
+    observed: Callable[[QueuedFrame, NDArray[np.uint8], Observation, VideoMemory], None]
+    """The memory took a frame with these pixels. The callback may use the memory."""
     frame_refused: Callable[[QueuedFrame, FrameError], None]
-    """A frame could not be converted, or the memory did not accept it."""
+    """A frame could not be converted, or the memory rejected it."""
     fault: Callable[[str, BaseException], None]
-    """An error that is no refusal: ("frame" or "question", the error)."""
+    """An unexpected error: (what failed, such as "frame" or "question"; the error)."""
     token: Callable[[PendingQuestion, str, int], None]
-    """A piece of an answer's text, with its running number."""
+    """A piece of an answer's text with its index."""
 
 
 class Worker:
-    """Runs one memory in its own thread. All methods are called from any thread and, but for ``stop``, do not block."""
+    """Runs one memory in its own thread. All methods may be called from any thread; only ``stop`` blocks."""
 
     def __init__(self, frames: FrameQueue, counters: FrameCounters, convert: Callable[[Any], NDArray[np.uint8]],
                  events: WorkerEvents) -> None:
         """:param convert: image message -> RGB uint8 [height, width, 3]; raises FrameError."""
         self.questions = QuestionQueue()
         self._frames = frames
-        self._account = counters
+        self._counters = counters
         self._convert = convert
         self._events = events
-        self._calls: deque[tuple[Callable[[Any], Any], Future[Any]]] = deque()
+        self._calls: deque[tuple[Callable[[VideoMemory], Any], Future[Any]]] = deque()
         self._work = threading.Condition()
         self._stopping = False
         self._ingesting = False
-        self._memory: Any = None
         self._stats = MemoryStats()
         self._stats_taken = 0.0
         self._thread: threading.Thread | None = None
 
-    def start(self, make_memory: Callable[[], Memory]) -> Future[Memory]:
-        """Start the thread and make the memory in it; the future holds it, or what went wrong.
+    def start(self, make_memory: Callable[[], VideoMemory]) -> Future[VideoMemory]:
+        """Start the thread and create the memory in it; the future holds the memory or the error.
 
-        Callbacks of the future run in the worker's thread before it does anything else; only there, and by ``call``,
-        may the memory be used.
+        Callbacks of the future run in the worker's thread before it takes any work. The memory may be used only there
+        and through ``call``.
         """
-        made: Future[Memory] = Future()
+        made: Future[VideoMemory] = Future()
         self._thread = threading.Thread(target=self._run, args=(make_memory, made), name=THREAD_NAME, daemon=True)
         self._thread.start()
         return made
 
     def stop(self, timeout: float) -> bool:
-        """Give up all questions, let the present step end, close the memory; False when that took longer."""
-        self.give_up_questions("the node is being cleaned up")
+        """Cancel all questions, finish the current step, close the memory; False when the timeout expired first."""
+        self.cancel_questions("the node is being cleaned up")
         with self._work:
             self._stopping = True
             self._work.notify()
@@ -102,36 +90,34 @@ class Worker:
         return self._thread is None or not self._thread.is_alive()
 
     def ingest(self, on: bool) -> None:
-        """Take frames from the queue, or let them lie."""
+        """Start or stop taking frames from the queue."""
         with self._work:
             self._ingesting = on
             self._work.notify()
 
-    def frame_waiting(self) -> None:
-        """Say that a frame was put into the queue."""
+    def notify(self) -> None:
+        """Wake the worker after a frame was put into the queue."""
         with self._work:
             self._work.notify()
 
     def ask(self, pending: PendingQuestion, limit: int) -> None:
-        """Hand a question in; raise QuestionError ("busy") when ``limit`` are open already."""
+        """Submit a question; raise QuestionError ("busy") when ``limit`` questions are open."""
         self.questions.put(pending, limit)
-        with self._work:
-            self._work.notify()
+        self.notify()
 
-    def give_up_questions(self, reason: str) -> None:
-        """End every open question: the waiting ones at once, the one being answered at its next token."""
+    def cancel_questions(self, reason: str) -> None:
+        """Cancel every open question: waiting ones at once, the one being answered at its next token."""
         for pending in self.questions.open():
             pending.cancel(reason)
         self.questions.expire()
-        with self._work:
-            self._work.notify()
+        self.notify()
 
-    def call(self, function: Callable[[Any], Result]) -> Future[Result]:
+    def call(self, function: Callable[[VideoMemory], Result]) -> Future[Result]:
         """Run a function on the memory before the next question or frame."""
         done: Future[Result] = Future()
         with self._work:
             if self._stopping:
-                done.set_exception(KvStreamError("the memory is being closed."))
+                done.set_exception(KvStreamError(CLOSED))
             else:
                 self._calls.append((function, done))
             self._work.notify()
@@ -139,125 +125,120 @@ class Worker:
 
     @property
     def stats(self) -> MemoryStats:
-        """The memory's figures, at most STATS_PERIOD seconds old while frames come in."""
+        """Statistics of the memory, at most STATS_PERIOD seconds old while frames arrive."""
         return self._stats
 
     @property
     def died(self) -> bool:
-        """Whether the thread has ended though nobody told it to."""
+        """Whether the thread has ended without ``stop``."""
         return self._thread is not None and not self._thread.is_alive() and not self._stopping
 
-    def _run(self, make_memory: Callable[[], Memory], made: Future[Memory]) -> None:
+    def _run(self, make_memory: Callable[[], VideoMemory], made: Future[VideoMemory]) -> None:
         _name_thread()
-        # The collector takes 0.2 s to walk 400,000 objects of a model, and the executor waits: not while one is loaded,
-        # and not for these objects afterwards, which are there to stay.
+        # The garbage collector needs 0.2 s for the 400,000 objects of a model, and blocks the other threads:
+        # disable it while the model is loaded, and exclude these objects afterwards.
         gc.disable()
         try:
-            self._memory = make_memory()
-            self._stats = self._memory.stats()
+            memory = make_memory()
+            self._stats = memory.stats()
             gc.freeze()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the memory
+        except BaseException as error:  # noqa: BLE001 - passed to the caller through the future
             made.set_exception(error)
             return
         finally:
             gc.enable()
-        made.set_result(self._memory)
-        while self._step():
+        made.set_result(memory)
+        while self._step(memory):
             pass
         self._fail_calls()
-        self._memory.close()
-        self._memory = None
+        memory.close()
         gc.unfreeze()
-        gc.collect()  # a model that hangs in a cycle is given back now, not when the next one does not fit
+        gc.collect()  # free a model that is part of a reference cycle before the next one is loaded
 
-    def _step(self) -> bool:
-        """Do the next piece of work, the most urgent first; False when it is time to end."""
+    def _step(self, memory: VideoMemory) -> bool:
+        """Do the next piece of work, the most urgent first; False when the worker should end."""
         with self._work:
             if self._stopping and not self.questions.open():
                 return False
             call = self._calls.popleft() if self._calls else None
         if call:
-            self._do_call(*call)
+            self._do_call(memory, *call)
         elif pending := self.questions.take():
-            self._answer(pending)
+            self._answer(memory, pending)
             self.questions.done()
         elif frame := self._frames.take() if self._ingesting else None:
-            self._observe(frame)
-        else:
-            self._rest()
+            self._observe(memory, frame)
+        elif not self._idle(memory):
+            self._refresh_stats(memory, 0.0)
+            self._wait()
         return True
 
-    def _rest(self) -> None:
-        """Do a little of what can wait; then bring the figures up to date and sleep until there is work."""
-        if self._idle():
-            return
-        self._refresh_stats(0.0)
+    def _wait(self) -> None:
+        """Sleep until there is work."""
         with self._work:
             if not (self._calls or len(self.questions) or self._stopping or (self._ingesting and len(self._frames))):
                 self._work.wait(1.0)
 
-    def _idle(self) -> bool:
-        """Let the memory do a little of what can wait; False when nothing is left."""
+    def _idle(self, memory: VideoMemory) -> bool:
+        """Let the memory do a piece of deferred work; False when none is left."""
         try:
-            return self._memory.idle()
-        except Exception as error:  # noqa: BLE001 - the node must outlive any fault in the model
+            return memory.idle()
+        except Exception as error:  # noqa: BLE001 - the node must survive any fault in the model
             self._events.fault("idle work", error)
             return False
 
-    def _refresh_stats(self, period: float) -> None:
+    def _refresh_stats(self, memory: VideoMemory, period: float) -> None:
         now = time.monotonic()
         if now - self._stats_taken >= period:
-            self._stats, self._stats_taken = self._memory.stats(), now
+            self._stats, self._stats_taken = memory.stats(), now
 
-    def _do_call(self, function: Callable[[Any], Any], done: Future[Any]) -> None:
+    def _do_call(self, memory: VideoMemory, function: Callable[[VideoMemory], Any], done: Future[Any]) -> None:
         try:
-            result = function(self._memory)
-            self._refresh_stats(0.0)
+            result = function(memory)
+            self._refresh_stats(memory, 0.0)
             done.set_result(result)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
             done.set_exception(error)
 
-    def _observe(self, frame: QueuedFrame) -> None:
+    def _observe(self, memory: VideoMemory, frame: QueuedFrame) -> None:
         cause = DropCause.ENCODING
         try:
             pixels = self._convert(frame.message)
             cause = DropCause.REJECTED
-            observation = self._memory.observe(pixels, frame.stamp, frame.camera)
+            observation = memory.observe(pixels, frame.stamp, frame.camera)
         except FrameError as error:
-            self._account.dropped(frame.camera, cause)
+            self._counters.dropped(frame.camera, cause)
             self._events.frame_refused(frame, error)
-        except Exception as error:  # noqa: BLE001 - the node must outlive any fault in the model
-            self._account.dropped(frame.camera, DropCause.FAULT)
+            return
+        except Exception as error:  # noqa: BLE001 - the node must survive any fault in the model
+            self._counters.dropped(frame.camera, DropCause.FAULT)
             self._events.fault("frame", error)
-        else:
-            self._account.observed(frame.camera, observation)
-            self._tell_observed(frame, pixels, observation)
-            self._refresh_stats(STATS_PERIOD)
-
-    def _tell_observed(self, frame: QueuedFrame, pixels: NDArray[np.uint8], observation: Observation) -> None:
+            return
+        self._counters.observed(frame.camera, observation)
         try:
-            self._events.observed(frame, pixels, observation, self._memory)
-        except Exception as error:  # noqa: BLE001 - a picture that cannot be drawn must not end the stream
+            self._events.observed(frame, pixels, observation, memory)
+        except Exception as error:  # noqa: BLE001 - a failed visualization must not end the stream
             self._events.fault("report of a frame", error)
+        self._refresh_stats(memory, STATS_PERIOD)
 
-    def _answer(self, pending: PendingQuestion) -> None:
+    def _answer(self, memory: VideoMemory, pending: PendingQuestion) -> None:
         question = pending.question
         started = time.monotonic()
         try:
             if reason := pending.stop_reason():
                 raise QuestionCancelled(reason)
-            answer = self._memory.ask(
+            answer = memory.ask(
                 question.text, camera=question.camera, since=question.since, until=question.until,
                 max_new_tokens=question.max_new_tokens or None, should_stop=pending.should_stop,
                 on_token=lambda text: self._events.token(pending, text, pending.token(text)))
             latency = replace(answer.latency, queue_ms=1e3 * (started - pending.asked))
-            self._refresh_stats(0.0)
+            self._refresh_stats(memory, 0.0)
             pending.finish(replace(answer, latency=latency))
         except QuestionCancelled as error:
             pending.finish(QuestionCancelled(pending.stop_reason() or str(error)))
         except KvStreamError as error:
             pending.finish(error)
-        except BaseException as error:  # noqa: BLE001 - the node must outlive any fault in the model
+        except BaseException as error:  # noqa: BLE001 - the node must survive any fault in the model
             self._events.fault("question", error)
             pending.finish(error)
 
@@ -265,17 +246,17 @@ class Worker:
         with self._work:
             calls, self._calls = list(self._calls), deque()
         for _, done in calls:
-            done.set_exception(KvStreamError("the memory is being closed."))
+            done.set_exception(KvStreamError(CLOSED))
 
 
 def _name_thread() -> None:
-    """Let the system know the present thread's name, where it has a way to be told (Python does so from 3.14 on)."""
+    """Set the current thread's name in the operating system (Python itself does so from 3.14 on)."""
     with suppress(OSError):
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD_NAME)
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error: its own words for ours, its type and place for others."""
+    """Describe an error in one line: the message of a KvStreamError, type and location of any other."""
     if isinstance(error, KvStreamError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

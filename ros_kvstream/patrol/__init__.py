@@ -1,1 +1,2 @@
-"""A synthetic world with known answers: patrol streams and questions about them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic camera streams with known content, and questions about them with known answers."""

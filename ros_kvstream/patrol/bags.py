@@ -1,4 +1,5 @@
-"""Writes a stream of the patrol world as a ROS 2 bag, without a ROS installation."""
+# SPDX-License-Identifier: Apache-2.0
+"""Bag writer for patrol streams. Needs no ROS installation."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ def write_bag(
 ) -> None:
     """Write every frame as sensor_msgs/Image (rgb8) or sensor_msgs/CompressedImage (png) into a new bag folder.
 
-    Header stamps and receive times are the world's stamps, so its ``start`` must not be negative. One frame is held at
-    a time. Raises SettingsError on an unknown storage and rosbags' WriterError where the folder exists.
+    Header stamps and receive times are the world's stamps. Only one frame is in memory at a time.
+
+    :raises SettingsError: on an unknown storage or a negative start. :raises WriterError: where the folder exists.
     """
     require(storage in STORAGES, "storage", storage, "one of " + ", ".join(STORAGES))
     require(world.settings.start >= 0, "start", world.settings.start, "0 or more in a bag")

@@ -1,26 +1,29 @@
-"""The patrol world: an endless, seeded camera stream with questions whose answers are known.
+# SPDX-License-Identifier: Apache-2.0
+"""The patrol world: a seeded camera stream of any length, with questions whose answers are known.
 
-A robot walks from room to room. Its camera stands, pans and walks on; now and then a few objects of one kind appear
-at a place in the picture, stay for a few frames and go. Everything else is redundant, with sensor noise.
+A robot drives from room to room. Its camera stands still, pans, or moves into the next room. From time to time, one to
+three objects of one kind appear in a quadrant of the picture for a few frames. All other frames are redundant except
+for sensor noise.
 
     world = PatrolWorld(PatrolSettings(seed=7, frames=96, objects=8, rate_hz=2.0, size=224))
     for frame in world:                    # lazy: one picture at a time, whatever the length
         memory.observe(frame.picture, frame.stamp)
-    for question in world.questions(10):   # as asked after the last frame; at=i asks after frame i
+    for question in world.questions(10):   # asked after the last frame; at=i asks after frame i
         ...                                # question.text, .answer, .kind, .when, .evidence (stamps)
 
-Equal settings give equal pictures, stamps and questions. Every frame can also be had alone (``world.frame(i)``).
+Equal settings give equal pictures, stamps and questions. ``world.frame(i)`` draws a single frame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ros_kvstream.patrol.questions import Question, make_questions
 from ros_kvstream.patrol.scene import (
     COLOURS,
     NATIVE_SIZE,
@@ -30,44 +33,42 @@ from ros_kvstream.patrol.scene import (
     QUADRANT,
     ROOMS,
     SHAPES,
+    Sighting,
     object_mask,
     panorama,
 )
 from ros_kvstream.settings import require, require_finite
 
-if TYPE_CHECKING:
-    from ros_kvstream.patrol.questions import Question
-
 _NOISE_LENGTH = 1 << 20
 _EVEN_SHARE = 0.6
-"""Share of the frames without a sighting that is spread evenly: a patrol does not meet everything at once."""
+"""Share of the frames without a sighting that is distributed evenly between the sightings; the rest is random."""
 
 
 @dataclass(frozen=True)
 class PatrolSettings:
-    """One stream of the patrol world."""
+    """Settings of one stream."""
 
     seed: int = 0
     frames: int = 96
-    """Number of frames, 1 up; ten hours at 30 frames a second are 1,080,000."""
+    """Number of frames, at least 1; ten hours at 30 frames per second are 1,080,000."""
     objects: int = 8
-    """Sightings, 0 - 8, each of another shape; fewer when the stream is too short for them."""
+    """Number of sightings, 0 - 8, each of a different shape; a short stream may have fewer."""
     rate_hz: float = 2.0
-    """Frames a second, 0.1 - 60."""
+    """Frames per second, 0.1 - 60."""
     size: int = NATIVE_SIZE
-    """Pixels a side, a multiple of 56; 56 is what the tiny model sees."""
+    """Width and height in pixels, a multiple of 56; the tiny model sees 56."""
     noise: float = 6.0
     """Standard deviation of the sensor noise, grey levels."""
     start: float = 0.0
     """Stamp of the first frame, seconds."""
     pause_share: float = 0.0
-    """Share of frames without an object after which frames are missing, as behind a frame gate or a bad network."""
+    """Share of the frames without an object that are followed by a pause, as behind a frame gate or a bad network."""
     longest_pause: float = 30.0
-    """Longest such pause, seconds."""
+    """Longest pause, seconds."""
     ends_in_view: float = 0.4
-    """Chance that the last sighting is still in view in the last frame."""
+    """Probability that the last sighting is in view in the last frame."""
     sighting_frames: tuple[int, int] = (1, 3)
-    """Fewest and most frames of a sighting; more at high rates, where it lasts at least half a second."""
+    """Minimum and maximum number of frames of a sighting. A sighting lasts at least half a second at any rate."""
 
     def __post_init__(self) -> None:
         require(self.frames >= 1, "frames", self.frames, "at least 1")
@@ -83,21 +84,6 @@ class PatrolSettings:
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """Objects of one kind in view at one place from frame ``first`` to frame ``last`` (both included)."""
-
-    shape: str
-    colour: str
-    place: str
-    number: int
-    room: str
-    first: int
-    last: int
-    shift: tuple[int, int]
-    """Native pixels (x, y) off the middle of the place."""
-
-
-@dataclass(frozen=True)
 class PatrolFrame:
     """One picture of the stream."""
 
@@ -110,20 +96,21 @@ class PatrolFrame:
 
 @dataclass(frozen=True)
 class _Move:
-    """The camera pans, or walks on into the next room, between two frames."""
+    """A pan of the camera, or a move into the next room."""
 
     first: int
     last: int
     speed: int
-    """Native pixels a frame; the whole way of a walk is one picture."""
+    """Native pixels per frame; 0 for a move into another room, whose edge slides across the picture."""
     enters: str | None
+    """The next room; None for a pan."""
 
 
 class PatrolWorld:
-    """A stream of the patrol world. Memory does not grow with its length beyond the list of camera moves."""
+    """A stream of the patrol world. Only its list of camera moves grows with its length."""
 
     def __init__(self, settings: PatrolSettings) -> None:
-        """Plan sightings, moves and pauses; nothing is drawn yet."""
+        """Plan sightings, moves and pauses; pictures are drawn on demand."""
         self.settings = settings
         random = np.random.default_rng([20251, settings.seed])
         self._scale = settings.size // NATIVE_SIZE
@@ -131,12 +118,15 @@ class PatrolWorld:
         self._offset = int(random.integers(PANORAMA_WIDTH))
         spans = _plan_sightings(settings, random)
         self._moves = _plan_moves(settings, random, spans)
-        self._first_room = str(random.choice(ROOMS))
-        self._moves = _choose_rooms(self._moves, self._first_room, random)
+        first_room = str(random.choice(ROOMS))
+        self._moves = _choose_rooms(self._moves, first_room, random)
         self._move_firsts = np.array([move.first for move in self._moves], np.int64)
         ways = [move.speed * (move.last - move.first + 1) for move in self._moves]
         self._ways = np.concatenate([[0], np.cumsum(ways, dtype=np.int64)])
-        self._rooms = self._rooms_entered()
+        self._rooms = [first_room]
+        """The first room, and the room after each move."""
+        for move in self._moves:
+            self._rooms.append(move.enters or self._rooms[-1])
         self.sightings: tuple[Sighting, ...] = self._describe(spans, random)
         self._sighting_firsts = np.array([sighting.first for sighting in self.sightings], np.int64)
         self._pause_frames, self._pauses = _plan_pauses(settings, random, spans)
@@ -153,23 +143,23 @@ class PatrolWorld:
             yield self.frame(index)
 
     def frame(self, index: int) -> PatrolFrame:
-        """Draw frame ``index`` alone."""
+        """Draw frame ``index``."""
         return PatrolFrame(index, self.stamp(index), self.picture(index))
 
     def stamp(self, index: int) -> float:
-        """Seconds of frame ``index``: its nominal time, a jitter of a tenth of a period, and the pauses before it."""
+        """Stamp of frame ``index``, seconds: nominal time, jitter of a tenth of a period, and the pauses before it."""
         pauses = self._pauses[np.searchsorted(self._pause_frames, index)]
         return float(self.settings.start + index / self.settings.rate_hz + self._jitter[index % 64] + pauses)
 
     def room(self, index: int) -> str:
-        """Name of the room in frame ``index``; on the way between two rooms it is the one that is left."""
+        """Name of the room in frame ``index``; between two rooms, the name of the previous one."""
         done = int(np.searchsorted(self._move_firsts, index, side="right"))
         if done and self._moves[done - 1].last >= index:
             done -= 1
         return self._rooms[done]
 
     def sighting(self, index: int) -> Sighting | None:
-        """Return what is in view in frame ``index``, or None."""
+        """Return the sighting in view in frame ``index``, or None."""
         done = int(np.searchsorted(self._sighting_firsts, index, side="right"))
         if done and self.sightings[done - 1].last >= index:
             return self.sightings[done - 1]
@@ -189,17 +179,16 @@ class PatrolWorld:
         return np.clip(scene, 0, 255).astype(np.uint8)
 
     def questions(self, count: int, at: int | None = None, seed: int = 0, kinds: Sequence[str] = ()) -> list[Question]:
-        """Return ``count`` questions as asked right after frame ``at`` (the last by default), of the given kinds.
+        """Return up to ``count`` questions as asked right after frame ``at`` (default: the last frame).
 
-        The kinds take turns from a random start (ros_kvstream.patrol.questions.KINDS by default); a kind that this
-        stream cannot be asked about is passed over, so fewer may come back.
+        :param kinds: take turns in this order; default: every kind (questions.KINDS), in random order. A kind that does
+            not apply to the stream so far is skipped.
         """
-        from ros_kvstream.patrol.questions import make_questions
-
-        return make_questions(self, count, len(self) - 1 if at is None else at, seed, kinds)
+        at = len(self) - 1 if at is None else at
+        return make_questions(self, count, at, np.random.default_rng([20252, self.settings.seed, at, seed]), kinds)
 
     def _background(self, index: int) -> NDArray[np.uint8]:
-        """The part of the panorama in view; on the way between two rooms, the edge of the one slides over the other."""
+        """The part of the panorama in view; between two rooms, the next room slides over the previous one."""
         done = int(np.searchsorted(self._move_firsts, index, side="right"))
         way, entering = int(self._ways[done]), None
         if done and self._moves[done - 1].last >= index:
@@ -224,7 +213,7 @@ class PatrolWorld:
         return np.concatenate([scenery[:, left:], scenery[:, : right - scenery.shape[1]]], axis=1)
 
     def _place(self, scene: NDArray[np.float32], sighting: Sighting) -> None:
-        """Draw the objects into the scene, cut at its edges."""
+        """Draw the objects into the scene, clipped at its edges."""
         scale, side = self._scale, QUADRANT * self._scale
         place = PLACES.index(sighting.place)
         top = (place // 2) * side + sighting.shift[1] * scale
@@ -235,14 +224,8 @@ class PatrolWorld:
         part = scene[top + above : top + above + mask.shape[0], left + before : left + before + mask.shape[1]]
         part += mask * (np.asarray(COLOURS[sighting.colour], np.float32) - part)
 
-    def _rooms_entered(self) -> list[str]:
-        rooms = [self._first_room]
-        for move in self._moves:
-            rooms.append(move.enters or rooms[-1])
-        return rooms
-
     def _describe(self, spans: list[tuple[int, int]], random: np.random.Generator) -> tuple[Sighting, ...]:
-        """Give each span of frames a shape of its own, a colour, a place, a number and the room it is in."""
+        """Choose a distinct shape, a colour, a place and a number for each span of frames, and look up its room."""
         shapes = random.permutation(len(SHAPES))
         sightings = []
         for (first, last), shape in zip(spans, shapes, strict=False):
@@ -253,21 +236,20 @@ class PatrolWorld:
         return tuple(sightings)
 
 
+@cache
+def _noise_buffer() -> NDArray[np.float32]:
+    return np.random.default_rng(97).standard_normal(_NOISE_LENGTH).astype(np.float32)
+
+
 def _noise(key: int, length: int) -> NDArray[np.float32]:
-    """Standard normal noise [length] from one bank, read from ``key`` on and around."""
-    global _bank
-    if _bank is None:
-        _bank = np.random.default_rng(97).standard_normal(_NOISE_LENGTH).astype(np.float32)
+    """Standard normal noise [length] from a fixed circular buffer, read from offset ``key``."""
     if key + length <= _NOISE_LENGTH:
-        return _bank[key : key + length]
-    return np.take(_bank, np.arange(key, key + length), mode="wrap")
-
-
-_bank: NDArray[np.float32] | None = None
+        return _noise_buffer()[key : key + length]
+    return np.take(_noise_buffer(), np.arange(key, key + length), mode="wrap")
 
 
 def _plan_sightings(settings: PatrolSettings, random: np.random.Generator) -> list[tuple[int, int]]:
-    """First and last frame of every sighting, in order, never two at once and a pause between them."""
+    """First and last frame of every sighting, in order and separated by a gap."""
     gap = max(1, round(0.75 * settings.rate_hz))
     low, high = settings.sighting_frames
     lengths: list[int] = []
@@ -284,7 +266,7 @@ def _plan_sightings(settings: PatrolSettings, random: np.random.Generator) -> li
         return []
     ends_in_view = random.random() < settings.ends_in_view
     parts = len(lengths) + (0 if ends_in_view else 1)
-    # the free frames before, between and after the sightings: mostly equal shares, the rest at random
+    # The free frames before, between and after the sightings: mostly equal shares, the rest random.
     even = int(_EVEN_SHARE * room) // parts
     cuts = np.sort(random.integers(0, room - even * parts + 1, parts - 1))
     extra = even + np.diff(np.concatenate([[0], cuts, [room - even * parts]]))
@@ -304,7 +286,7 @@ def _empty_stretches(settings: PatrolSettings, spans: list[tuple[int, int]]) -> 
 
 
 def _plan_moves(settings: PatrolSettings, random: np.random.Generator, spans: list[tuple[int, int]]) -> list[_Move]:
-    """Camera moves in the stretches without a sighting; the first and last frame of the stream stand still."""
+    """Camera moves in the stretches without a sighting; the camera stands still in the first and the last frame."""
     period = max(4, round(4.0 * settings.rate_hz))
     moves = []
     for first, last in _empty_stretches(settings, spans):
@@ -321,12 +303,12 @@ def _plan_moves(settings: PatrolSettings, random: np.random.Generator, spans: li
 
 
 def _choose_rooms(moves: list[_Move], room: str, random: np.random.Generator) -> list[_Move]:
-    """Give every walk another room to go to."""
+    """Choose the next room of every move into another room."""
     chosen = []
     for move in moves:
         if move.enters is not None:
             room = str(random.choice([other for other in ROOMS if other != room]))
-            move = _Move(move.first, move.last, move.speed, room)
+            move = replace(move, enters=room)
         chosen.append(move)
     return chosen
 
@@ -334,7 +316,7 @@ def _choose_rooms(moves: list[_Move], room: str, random: np.random.Generator) ->
 def _plan_pauses(
     settings: PatrolSettings, random: np.random.Generator, spans: list[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Frames after which time was lost, and the seconds lost up to each of them (one more entry, from 0)."""
+    """Frames that are followed by a pause, and the total seconds of pauses before each of them and after the last."""
     frames = []
     for first, last in _empty_stretches(settings, spans):
         count = int(random.binomial(last - first + 1, settings.pause_share)) if settings.pause_share else 0

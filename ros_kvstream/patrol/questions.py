@@ -1,17 +1,15 @@
-"""Questions about a stream of the patrol world, with their answers and the stamps that hold the evidence."""
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about a patrol stream, with their answers and the stamps of the frames that show them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from ros_kvstream.patrol.scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES
-
-if TYPE_CHECKING:
-    from ros_kvstream.patrol.patrol import PatrolWorld, Sighting
+from ros_kvstream.patrol.scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES, Sighting
 
 NOTHING = "nothing"
 ABSENT = "none"
@@ -20,16 +18,33 @@ UNKNOWN = "i do not know"
 
 @dataclass(frozen=True)
 class Question:
-    """One question as asked after a certain frame."""
+    """One question, asked after a certain frame."""
 
     text: str
     answer: str
     kind: str
-    """One of KINDS, or "unknown" (a question that cannot be understood)."""
+    """One of KINDS, or "unknown" (a question with invented words)."""
     when: str
-    """"now" when the newest frame holds the answer, "before" otherwise."""
+    """"now" when the newest frame shows the answer, "before" otherwise."""
     evidence: tuple[float, ...]
-    """Stamps of the frames that hold the answer, oldest first; empty for things that never were."""
+    """Stamps of the frames that show the answer, oldest first; empty for things that never appeared."""
+
+
+class World(Protocol):
+    """What questions are made from: the sightings of a stream, and stamp and room of every frame."""
+
+    @property
+    def sightings(self) -> Sequence[Sighting]:
+        """All sightings, in order."""
+
+    def stamp(self, index: int) -> float:
+        """Seconds of a frame."""
+
+    def sighting(self, index: int) -> Sighting | None:
+        """What is in view in a frame."""
+
+    def room(self, index: int) -> str:
+        """Name of the room in a frame."""
 
 
 PHRASES: dict[str, tuple[str, ...]] = {
@@ -46,7 +61,7 @@ PHRASES: dict[str, tuple[str, ...]] = {
     "room_now": ("which room is this?", "which room are you in now?", "where are you now?"),
 }
 KINDS = tuple(PHRASES)
-"""Every kind that can be answered from the stream."""
+"""Every kind whose answer is in the stream."""
 
 UNKNOWN_PHRASES = (
     "what colour was the {u}?", "where was the {u}?", "how many {u} were there?", "was there a {u}?",
@@ -55,7 +70,7 @@ UNKNOWN_PHRASES = (
     "{u}", "{u} {u}", "{u}!", "{u} {u} {u}.", "please {u} me", "tell me the {u}", "{u}, {u} the {x}",
 )  # fmt: skip
 SPELLINGS = {"colour": "color"}
-"""Words that are understood in both spellings."""
+"""Words with two accepted spellings."""
 
 PLURALS = {
     "cone": "cones", "ball": "balls", "box": "boxes", "tyre": "tyres",
@@ -74,9 +89,10 @@ def vocabulary() -> list[str]:
     return sorted(words)
 
 
-def make_questions(world: PatrolWorld, count: int, at: int, seed: int, kinds: Sequence[str] = ()) -> list[Question]:
-    """Return up to ``count`` questions as asked right after frame ``at``; the kinds take turns from a random start."""
-    random = np.random.default_rng([20252, world.settings.seed, at, seed])
+def make_questions(
+    world: World, count: int, at: int, random: np.random.Generator, kinds: Sequence[str] = ()
+) -> list[Question]:
+    """Return up to ``count`` questions as asked right after frame ``at``; the kinds take turns."""
     turns = list(kinds or KINDS)
     if not kinds:
         random.shuffle(turns)
@@ -92,10 +108,9 @@ def make_questions(world: PatrolWorld, count: int, at: int, seed: int, kinds: Se
 
 
 class Asker:
-    """Makes questions about what was seen up to frame ``at``."""
+    """Maker of questions about the frames up to ``at``."""
 
-    def __init__(self, world: PatrolWorld, at: int, random: np.random.Generator) -> None:
-        """Look up what was seen."""
+    def __init__(self, world: World, at: int, random: np.random.Generator) -> None:
         self._world, self._at, self._random = world, at, random
         self._seen = [sighting for sighting in world.sightings if sighting.first <= at]
         self._absent = [shape for shape in SHAPES if shape not in {sighting.shape for sighting in self._seen}]
@@ -107,7 +122,7 @@ class Asker:
         }  # fmt: skip
 
     def ask(self, kind: str) -> Question | None:
-        """Return one question of this kind, or None where the stream so far gives none."""
+        """Return one question of this kind, or None where it does not apply to the stream so far."""
         return self._makers[kind](kind)
 
     def _make(self, kind: str, answer: str, evidence: Sequence[Sighting], shape: str = "") -> Question:
@@ -130,7 +145,7 @@ class Asker:
         return options[int(self._random.integers(len(options)))]
 
     def _attribute(self, kind: str) -> Question | None:
-        """Ask for a property of one thing; now and then of one that never was."""
+        """Ask for a property of one thing; occasionally of one that never appeared."""
         if self._absent and (kind == "how_many" or not self._seen) and self._random.random() < 0.12:
             return self._make(kind, ABSENT, (), str(self._random.choice(self._absent)))
         if not self._seen:
@@ -151,7 +166,7 @@ class Asker:
         return self._make(kind, f"the {thing.shape}", (thing,))
 
     def _neighbour(self, kind: str) -> Question | None:
-        """Ask what came right before or after; seldom of the first or last thing, where it is nothing."""
+        """Ask what came right before or after a thing; rarely about the first or last one, where it is nothing."""
         if len(self._seen) < 2:
             return None
         step = -1 if kind == "before" else 1

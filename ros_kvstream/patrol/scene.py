@@ -1,8 +1,10 @@
-"""What the patrol world looks like: rooms as panoramas, objects as masks, at any whole multiple of 56 pixels."""
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of the patrol world: rooms as panoramas, objects as masks, at any integer multiple of 56 pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import cv2
@@ -13,7 +15,7 @@ NATIVE_SIZE = 56
 """Pixels a side of the picture that the tiny model sees."""
 QUADRANT = NATIVE_SIZE // 2
 PANORAMA_WIDTH = 4 * NATIVE_SIZE
-"""Native pixels of a room all around; the panorama closes on itself."""
+"""Width of a room's 360-degree panorama, native pixels; its left and right edges join."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (215, 25, 30),
@@ -31,58 +33,54 @@ ROOMS = ("hall", "kitchen", "office", "lab", "garage", "garden", "library", "wor
 NUMBERS = ("one", "two", "three")
 
 _DETAIL = 4
-"""Native pictures are drawn this much finer and averaged, as a camera or an image processor would."""
+"""Oversampling of native pictures, which are then averaged."""
 
 Array = NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Sighting:
+    """Objects of one kind, in view at one place of the picture from frame ``first`` to frame ``last`` inclusive."""
+
+    shape: str
+    colour: str
+    place: str
+    """Quadrant of the picture, one of PLACES."""
+    number: int
+    room: str
+    first: int
+    last: int
+    shift: tuple[int, int]
+    """Offset (x, y) from the centre of the quadrant, native pixels."""
+
+
 def _paint(base: tuple[int, int, int], weight: Array) -> Array:
-    """Muted base colour plus a weight in -1 .. 1 that brightens or darkens it by at most 40."""
+    """Muted base colour, brightened or darkened by up to 40 grey levels by a weight in -1 .. 1."""
     return np.asarray(base, np.float32) + 40.0 * weight[..., None]
 
 
-def _hall(x: Array, y: Array) -> Array:
-    return _paint((150, 135, 115), np.where(y > 38, -0.8, 0.3) + 0.5 * (np.mod(x, 28) < 5))
-
-
-def _kitchen(x: Array, y: Array) -> Array:
-    return _paint((125, 150, 150), np.where(np.mod(x // 7 + y // 7, 2) == 0, 0.6, -0.5))
-
-
-def _office(x: Array, y: Array) -> Array:
-    return _paint((120, 125, 155), np.sin(x * (2 * np.pi / 8)))
-
-
-def _lab(x: Array, y: Array) -> Array:
-    return _paint((150, 160, 165), -1.0 * ((np.mod(x, 14) < 2) | (np.mod(y, 14) < 2)) + 0.4)
-
-
-def _garage(x: Array, y: Array) -> Array:
-    return _paint((90, 90, 95), np.where(np.mod(x + y, 16) < 8, 0.6, -0.6))
-
-
-def _garden(x: Array, y: Array) -> Array:
-    waves = np.sin(x * (2 * np.pi / 16)) * np.sin(y * (2 * np.pi / 16))
-    return _paint((100, 135, 95), np.where(y < 16, 0.9, 0.9 * waves))
-
-
-def _library(x: Array, y: Array) -> Array:
-    return _paint((130, 100, 80), np.where(np.mod(y, 14) < 3, -0.9, np.where(np.mod(x * 7 // 4, 5) < 2, 0.5, 0.0)))
-
-
-def _workshop(x: Array, y: Array) -> Array:
-    return _paint((160, 130, 125), np.where((np.mod(x, 28) - 14) ** 2 + (np.mod(y, 28) - 14) ** 2 < 70, -0.8, 0.3))
-
-
 _PAINTERS: dict[str, Callable[[Array, Array], Array]] = {
-    "hall": _hall, "kitchen": _kitchen, "office": _office, "lab": _lab,
-    "garage": _garage, "garden": _garden, "library": _library, "workshop": _workshop,
-}  # fmt: skip
+    "hall": lambda x, y: _paint((150, 135, 115), np.where(y > 38, -0.8, 0.3) + 0.5 * (np.mod(x, 28) < 5)),
+    "kitchen": lambda x, y: _paint((125, 150, 150), np.where(np.mod(x // 7 + y // 7, 2) == 0, 0.6, -0.5)),
+    "office": lambda x, y: _paint((120, 125, 155), np.sin(x * (2 * np.pi / 8))),
+    "lab": lambda x, y: _paint((150, 160, 165), -1.0 * ((np.mod(x, 14) < 2) | (np.mod(y, 14) < 2)) + 0.4),
+    "garage": lambda x, y: _paint((90, 90, 95), np.where(np.mod(x + y, 16) < 8, 0.6, -0.6)),
+    "garden": lambda x, y: _paint(
+        (100, 135, 95), np.where(y < 16, 0.9, 0.9 * (np.sin(x * (2 * np.pi / 16)) * np.sin(y * (2 * np.pi / 16))))
+    ),
+    "library": lambda x, y: _paint(
+        (130, 100, 80), np.where(np.mod(y, 14) < 3, -0.9, np.where(np.mod(x * 7 // 4, 5) < 2, 0.5, 0.0))
+    ),
+    "workshop": lambda x, y: _paint(
+        (160, 130, 125), np.where((np.mod(x, 28) - 14) ** 2 + (np.mod(y, 28) - 14) ** 2 < 70, -0.8, 0.3)
+    ),
+}
+"""Wall of each room as a function of the native pixel coordinates."""
 
 
 @lru_cache(maxsize=64)
 def panorama(room: str, scale: int) -> NDArray[np.uint8]:
-    """The room all around: uint8 [56 * scale, 224 * scale, 3]; native pictures are averages of finer ones."""
+    """360-degree panorama of a room: uint8 [56 * scale, 224 * scale, 3]."""
     fine = scale if scale > 1 else _DETAIL
     y, x = np.mgrid[0 : NATIVE_SIZE * fine, 0 : PANORAMA_WIDTH * fine].astype(np.float32) / fine
     picture = np.clip(_PAINTERS[room](x, y), 0, 255).astype(np.uint8)
@@ -92,29 +90,26 @@ def panorama(room: str, scale: int) -> NDArray[np.uint8]:
     return picture
 
 
-def _polygon(canvas: NDArray[np.uint8], points: NDArray[np.float64], value: int = 255) -> None:
-    cv2.fillPoly(canvas, [np.round(points).astype(np.int32)], value)
+_BAR = np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)])
+_STAR_ANGLES = -np.pi / 2 + np.arange(10) * np.pi / 5
+_STAR_RADII = np.where(np.arange(10) % 2 == 0, 1.05, 0.42)
+_POLYGONS = {
+    "cone": (np.array([(0, -1), (1, 1), (-1, 1)]),),
+    "box": (np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]),),
+    "kite": (np.array([(0, -1), (0.75, 0), (0, 1), (-0.75, 0)]),),
+    "pipe": (_BAR,),
+    "cross": (_BAR[:, ::-1], _BAR),
+    "star": (_STAR_RADII[:, None] * np.stack([np.cos(_STAR_ANGLES), np.sin(_STAR_ANGLES)], -1),),
+}
+"""Corners of each shape around its centre, for half the size 1."""
 
 
 def _draw(canvas: NDArray[np.uint8], shape: str, centre: tuple[float, float], size: float) -> None:
-    """Fill one shape of the given outer size (pixels of the canvas) around its centre."""
+    """Fill one shape of the given outer size around its centre; both in pixels of the canvas."""
     at, half = np.asarray(centre), size / 2
-    if shape == "cone":
-        _polygon(canvas, at + half * np.array([(0, -1), (1, 1), (-1, 1)]))
-    elif shape == "box":
-        _polygon(canvas, at + half * np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]))
-    elif shape == "kite":
-        _polygon(canvas, at + half * np.array([(0, -1), (0.75, 0), (0, 1), (-0.75, 0)]))
-    elif shape == "pipe":
-        _polygon(canvas, at + half * np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)]))
-    elif shape == "cross":
-        _polygon(canvas, at + half * np.array([(-1, -0.3), (1, -0.3), (1, 0.3), (-1, 0.3)]))
-        _polygon(canvas, at + half * np.array([(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)]))
-    elif shape == "star":
-        angles = -np.pi / 2 + np.arange(10) * np.pi / 5
-        radii = np.where(np.arange(10) % 2 == 0, 1.05, 0.42)
-        _polygon(canvas, at + half * radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], -1))
-    else:
+    for points in _POLYGONS.get(shape, ()):
+        cv2.fillPoly(canvas, [np.round(at + half * points).astype(np.int32)], 255)
+    if shape in ("ball", "tyre"):
         middle = (round(centre[0]), round(centre[1]))
         cv2.circle(canvas, middle, round(half), 255, -1)
         if shape == "tyre":
@@ -126,12 +121,12 @@ _LAYOUTS: tuple[tuple[float, tuple[tuple[float, float], ...]], ...] = (
     (12.5, ((7.5, 9.0), (20.5, 19.0))),
     (11.0, ((7.5, 8.0), (20.5, 8.0), (14.0, 20.5))),
 )
-"""Size of each and centres, native pixels in a quadrant, of one, two and three objects of a kind."""
+"""Size and centres of one, two and three objects, native pixels within a quadrant."""
 
 
 @lru_cache(maxsize=256)
 def object_mask(shape: str, number: int, scale: int) -> Array:
-    """How much of each pixel of a quadrant the objects cover: float32 [28 * scale, 28 * scale] in 0 .. 1."""
+    """Coverage of each pixel of a quadrant by the objects: float32 [28 * scale, 28 * scale] in 0 .. 1."""
     fine = 8 * scale
     canvas = np.zeros((QUADRANT * fine, QUADRANT * fine), np.uint8)
     size, centres = _LAYOUTS[number - 1]

@@ -8,8 +8,9 @@ import shutil
 import sqlite3
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ Note = Callable[[str], None]
 """Is called with a sentence about what cannot be read."""
 SUFFIXES = (".mcap", ".db3")
 """Suffixes of the storage files that are read."""
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _FURTHEST_SKIP = 1 << 20
 """Most rows of a damaged database that are skipped at once in search of a readable one."""
 
@@ -29,6 +31,8 @@ class RawMessage(NamedTuple):
     received: int
     """Nanoseconds at which the recorder received it."""
     data: bytes
+    encoding: str = "cdr"
+    """Serialization format."""
 
 
 def storage_files(path: Path) -> list[Path]:
@@ -36,10 +40,55 @@ def storage_files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.glob("*") if file.suffix in SUFFIXES)
 
 
-def salvage(path: Path, note: Note) -> Iterator[RawMessage]:
-    """Yield the messages of one file (.mcap or .db3) or of all such files in a folder, in the order of the files."""
+def has_index(path: Path) -> bool:
+    """Return whether every .mcap file of a bag lists where its messages are, so that they can be read by time."""
+    from mcap.reader import SeekingReader
+
     for file in storage_files(path):
-        yield from (_salvage_mcap if file.suffix == ".mcap" else _salvage_sqlite3)(file, note)
+        if file.suffix == ".mcap":
+            with file.open("rb") as stream:
+                summary = SeekingReader(stream).get_summary()
+            if summary is None or not any(chunk.message_index_offsets for chunk in summary.chunk_indexes):
+                return False
+    return True
+
+
+def ignore(text: str) -> None:
+    """Discard a note."""
+
+
+def salvage(path: Path, note: Note) -> Iterator[RawMessage]:
+    """Yield the messages of one file (.mcap or .db3), or of all such files in a folder by their first message."""
+    files = storage_files(path)
+    if len(files) > 1:
+        files.sort(key=lambda file: next((message.received for message in _salvage(file, ignore)), 0))
+    for file in files:
+        yield from _salvage(file, note)
+
+
+def salvage_in_order(path: Path, topics: Collection[str], note: Note) -> Iterator[RawMessage]:
+    """Yield the messages of these topics by time of reception; where the files have another order, from a sorted copy.
+
+    The copy is a temporary file as large as the messages.
+    """
+    times = [message.received for message in salvage(path, ignore) if message.topic in topics]
+    chosen = (message for message in salvage(path, note) if message.topic in topics)
+    if all(first <= second for first, second in pairwise(times)):
+        yield from chosen
+        return
+    note(f"{path.name} is out of time order: its messages are sorted by time of reception")
+    with tempfile.TemporaryFile(prefix="kvstream_") as copy:
+        index = []
+        for number, message in enumerate(chosen):
+            index.append((message.received, number, copy.tell(), len(message.data), message.topic, message.type))
+            copy.write(message.data)
+        for received, _, start, size, topic, kind in sorted(index):
+            copy.seek(start)
+            yield RawMessage(topic, kind, received, copy.read(size))
+
+
+def _salvage(file: Path, note: Note) -> Iterator[RawMessage]:
+    return (_salvage_mcap if file.suffix == ".mcap" else _salvage_sqlite3)(file, note)
 
 
 def _salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:
@@ -58,7 +107,8 @@ def _salvage_mcap(file: Path, note: Note) -> Iterator[RawMessage]:
                 channels[record.id] = record
             elif isinstance(record, Message) and record.channel_id in channels:
                 channel = channels[record.channel_id]
-                yield RawMessage(channel.topic, schemas.get(channel.schema_id, ""), record.log_time, record.data)
+                yield RawMessage(channel.topic, schemas.get(channel.schema_id, ""), record.log_time,
+                                 unpacked(record.data), channel.message_encoding)  # fmt: skip
 
     with file.open("rb") as stream:
         size, at = file.stat().st_size, 0
@@ -122,13 +172,25 @@ def _rows(name: str, database: sqlite3.Connection, note: Note) -> Iterator[RawMe
             for identifier, topic, received, data in found:
                 last, skip = identifier, 1
                 if topic in topics:
-                    yield RawMessage(topics[topic][0], topics[topic][1], received, data)
+                    yield RawMessage(topics[topic][0], topics[topic][1], received, unpacked(data))
             return
         except sqlite3.DatabaseError as error:
             if not damaged:
                 note(f"{name} is damaged after row {last} ({error}): unreadable rows are left out")
             damaged = True
             last, skip = last + skip, 2 * skip
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return a message that rosbag2 compressed by itself (compression_mode: MESSAGE) as it was."""
+    if not data.startswith(ZSTD_MAGIC):
+        return data
+    import zstandard
+
+    try:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    except zstandard.ZstdError:
+        return data
 
 
 def error_text(error: Exception) -> str:

@@ -3,19 +3,33 @@
 
 from __future__ import annotations
 
+import math
+import re
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ros_kvstream.errors import FrameError, KvStreamError
-from ros_kvstream.recordings.bag_salvage import SUFFIXES, Note, RawMessage, error_text, salvage, storage_files
+from ros_kvstream.errors import FrameError, RecordingError
+from ros_kvstream.recordings.bag_salvage import (
+    SUFFIXES,
+    Note,
+    RawMessage,
+    error_text,
+    has_index,
+    ignore,
+    salvage,
+    salvage_in_order,
+    storage_files,
+    unpacked,
+)
 from ros_kvstream.recordings.frame_sources import StreamFrame
 from ros_kvstream.settings import require, require_finite
 
@@ -25,15 +39,23 @@ ONE_CAMERA = "camera"
 """Camera name of a bag with one image topic; the same as the node's default."""
 HEADER_BYTES = 12
 """Minimum size of a serialized message with a stamp."""
+VIDEO_FORMATS = re.compile(r"CompressedVideo|ffmpeg|theora|h\.?26[45]|hevc|avc|vp[89]|av1", re.I)
+"""Names of types and formats that hold packets of a video."""
+DECODE = "packets of a video: record them as JPEG (MJPEG), or decode them to sensor_msgs/msg/Image"
+KEPT_TOKENS = "/kept_tokens"
+"""End of the topic on which the node publishes pictures of what it keeps."""
+BACKWARD_SECONDS = 1.0
+"""Header stamps that go back by more than this are unusable; messages can arrive out of order within it."""
+REPEATED_STAMPS = 2
+"""Number of repetitions of a header stamp from which on the stamps of its topic are unusable."""
+CLOCK_SECONDS = 10.0
+"""Topics whose header stamps differ by more than this from each other, at the same time of reception, use different
+clocks."""
 _COMMON_ENDS = ("/compressed", "/image_raw", "/image_color", "/image_rect", "/image_rect_color", "/image")
 
 
-class BagError(KvStreamError):
+class BagError(RecordingError):
     """A bag cannot be read, or lacks the requested image topic."""
-
-
-def _ignore(text: str) -> None:
-    """Discard a note."""
 
 
 @dataclass(frozen=True)
@@ -62,39 +84,85 @@ class ImageTopic:
         return f"{self.name} ({self.transport}, {self.frames} frames)"
 
 
-def image_topics(path: Path, note: Note = _ignore) -> dict[str, ImageTopic]:
-    """Return the image topics of a bag by name. A damaged bag is read to its end for this."""
-    if not path.exists():
-        raise BagError(f"bag = {str(path)!r}: no such file or folder")
-    if path.is_dir() and not any(path.glob("*.yaml")) and not storage_files(path):
-        raise BagError(f"bag = {str(path)!r}: the folder holds no ROS 2 bag (metadata.yaml, .mcap or .db3 files)")
-    if path.is_file() and path.suffix not in SUFFIXES:
-        raise BagError(f"bag = {str(path)!r}: must be a folder or a file ending with {' or '.join(SUFFIXES)}")
-    counts: dict[tuple[str, str], int] = {}
-    try:
-        with _reader(path) as reader:
-            for connection in reader.connections:
-                key = (connection.topic, connection.msgtype)
-                counts[key] = counts.get(key, 0) + connection.msgcount
-            nanoseconds = reader.duration if reader.message_count else 0
-    except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
-        note(f"{path.name} is damaged or has no index ({error_text(error)}): only its readable parts are used")
-        counts, times = {}, set[int]()
-        for message in salvage(path, _ignore):  # the notes come when the frames are read
-            key = (message.topic, message.type)
-            counts[key] = counts.get(key, 0) + 1
-            times = {min(times | {message.received}), max(times | {message.received})}
-        nanoseconds = max(times, default=0) - min(times, default=0)
+class _Contents(NamedTuple):
+    """Topics of a bag."""
+
+    counts: Counter[tuple[str, str, str]]
+    """Number of messages by (topic, type, serialization format)."""
+    nanoseconds: int
+    """From the first message to the last."""
+    damages: list[str]
+    """What cannot be read."""
+
+
+def image_topics(path: Path, note: Note = ignore) -> dict[str, ImageTopic]:
+    """Return the image topics of a bag by name. A bag without an index is read to its end for this."""
+    contents = _contents(path, note)
     return {
-        topic: ImageTopic(topic, kind, count, nanoseconds / 1e9)
-        for (topic, kind), count in counts.items() if kind in IMAGE_TYPES
+        topic: ImageTopic(topic, kind, count, contents.nanoseconds / 1e9)
+        for (topic, kind, encoding), count in contents.counts.items() if kind in IMAGE_TYPES and encoding == "cdr"
     }  # fmt: skip
 
 
-def find_image_topic(path: Path, name: str = "", note: Note = _ignore) -> ImageTopic:
+def _contents(path: Path, note: Note) -> _Contents:
+    """Topics of a bag; raises BagError where the path holds none."""
+    if not path.exists():
+        raise BagError(f"bag = {str(path)!r}: no such file or folder")
+    packed = [path] if path.suffix == ".zstd" else sorted(path.glob("*.zstd"))
+    if path.is_file() and path.suffix not in SUFFIXES and not packed:
+        raise BagError(f"bag = {str(path)!r}: must be a folder or a file ending with {' or '.join(SUFFIXES)}")
+    counts = Counter[tuple[str, str, str]]()
+    try:
+        with _reader(path) as reader:
+            for connection in reader.connections:
+                counts[connection.topic, connection.msgtype, connection.ext.serialization_format] += connection.msgcount
+            return _Contents(counts, reader.duration if reader.message_count else 0, [])
+    except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
+        unindexed = _unindexed(path, error)
+    if packed and (path in packed or not storage_files(path)):
+        raise BagError(f"bag = {str(path)!r}: is compressed with zstd and cannot be read so; unpack it: "
+                       f"zstd -d {packed[0].name}")  # fmt: skip
+    if not storage_files(path):
+        held = "a metadata.yaml alone" if (path / "metadata.yaml").exists() else "no ROS 2 bag"
+        raise BagError(f"bag = {str(path)!r}: the folder holds {held}; its .mcap or .db3 files are needed")
+    note(unindexed)
+    damages: list[str] = []
+    counts.clear()
+    first, last = math.inf, -math.inf
+    for message in salvage(path, damages.append):  # the reader of the frames notes the damages
+        counts[message.topic, message.type, message.encoding] += 1
+        first, last = min(first, message.received), max(last, message.received)
+    return _Contents(counts, int(last - first) if counts else 0, damages)
+
+
+def no_image_topic(path: Path) -> BagError:
+    """Error about a bag without an image topic: lists its topics, and what makes those with pictures readable."""
+    contents = _contents(path, ignore)
+    listed = [f"{topic} ({kind}, {encoding}, {count} messages){_conversion(kind, encoding)}"
+              for (topic, kind, encoding), count in contents.counts.items()]  # fmt: skip
+    damages = f" {'; '.join(contents.damages)}." if contents.damages else ""
+    return BagError(f"bag = {str(path)!r} has no image topic (sensor_msgs/msg/Image or CompressedImage, cdr);{damages} "
+                    f"its topics: {'; '.join(listed) or 'none'}")  # fmt: skip
+
+
+def _conversion(kind: str, encoding: str) -> str:
+    """What makes the pictures of a topic readable; empty where it seems to hold none."""
+    if not re.search(r"image|video|ffmpeg|theora|jpeg|h\.?26[45]", kind, re.I) or kind.endswith("CameraInfo"):
+        return ""
+    if encoding in ("ros1", "ros1msg") or kind in ("sensor_msgs/Image", "sensor_msgs/CompressedImage"):
+        return ": ROS 1; convert the recording with rosbags-convert"
+    if VIDEO_FORMATS.search(kind):
+        return f": {DECODE}"
+    return ": convert its pictures to sensor_msgs/msg/CompressedImage"
+
+
+def find_image_topic(path: Path, name: str = "", note: Note = ignore) -> ImageTopic:
     """Return the image topic of that name, or the only one; raises BagError that lists the topics."""
     topics = image_topics(path, note)
-    chosen = [topic for topic in topics.values() if name in ("", topic.name)]
+    if not topics:
+        raise no_image_topic(path)
+    chosen = [topic for topic in topics.values()
+              if (topic.name == name if name else not topic.name.endswith(KEPT_TOKENS))]  # fmt: skip
     if len(chosen) != 1:
         problem = f"has no image topic {name!r}" if name else f"has {len(topics)} image topics"
         raise BagError(f"bag = {str(path)!r} {problem}; its image topics: {_listed(topics)}")
@@ -107,30 +175,66 @@ def _listed(topics: dict[str, ImageTopic]) -> str:
     return ", ".join(map(str, topics.values())) or "none"
 
 
-def read_messages(path: Path, topics: Collection[str], note: Note = _ignore) -> Iterator[RawMessage]:
+def read_messages(path: Path, topics: Collection[str], note: Note = ignore) -> Iterator[RawMessage]:
     """Yield the messages of these topics by time of reception; where the index fails, the rest is salvaged."""
     newest, at_newest = -1, set[str]()
     try:
         with _reader(path) as reader:
+            if not has_index(path):
+                raise BagError("the positions of its messages are not listed")
             connections = [connection for connection in reader.connections if connection.topic in topics]
             for connection, received, data in reader.messages(connections) if connections else ():
                 if received != newest:
                     newest, at_newest = received, set()
                 at_newest.add(connection.topic)
-                yield RawMessage(connection.topic, connection.msgtype, received, bytes(data))
+                yield RawMessage(connection.topic, connection.msgtype, received, unpacked(bytes(data)))
         return
-    except Exception:  # noqa: BLE001, S110 - a damaged file can fail in any way; the salvage reports what is lost
-        pass
-    for message in salvage(path, note):
-        known = message.received < newest or (message.received == newest and message.topic in at_newest)
-        if message.topic in topics and not known:
+    except Exception as error:  # noqa: BLE001 - a damaged file can fail in any way
+        unindexed = _unindexed(path, error)
+    notes: list[str] = []
+    for message in salvage_in_order(path, topics, notes.append):
+        if message.received > newest or (message.received == newest and message.topic not in at_newest):
             yield message
+    for text in notes or [unindexed]:
+        note(text)
+
+
+def _unindexed(path: Path, error: Exception) -> str:
+    return f"{path.name} has no index that can be used ({error_text(error)}): it is read from its start to its end"
 
 
 def header_stamp(data: bytes) -> float:
     """Header stamp in seconds of a serialized image message of either type (CDR; the header comes first)."""
     whole, nanoseconds = struct.unpack_from("<iI" if data[1] & 1 else ">iI", data, 4)
     return float(whole + nanoseconds / 1e9)
+
+
+@lru_cache(maxsize=1024)
+def stamp_fault(path: Path, topics: frozenset[str], files: tuple[tuple[Path, int], ...]) -> str:
+    """Return why the header stamps of these topics are unusable; empty where they are usable.
+
+    They are unusable where those of a topic go back or stay the same, or where topics use different clocks.
+
+    :param files: storage files with their sizes, for the cache.
+    """
+    newest, repeats, offsets = dict[str, float](), dict[str, int](), dict[str, float]()
+    for topic, received, data in ((m.topic, m.received / 1e9, m.data) for m in read_messages(path, topics)):
+        if len(data) < HEADER_BYTES:
+            continue
+        stamp = header_stamp(data)
+        before = newest.get(topic, -math.inf)
+        if stamp < before - BACKWARD_SECONDS:
+            return f"the header stamps of {topic} go back by {before - stamp:g} s at {before:g} s"
+        repeats[topic] = repeats.get(topic, 0) + 1 if stamp == before else 0
+        if repeats[topic] == REPEATED_STAMPS:
+            return f"the header stamps of {topic} stay at {stamp:g} s"
+        newest[topic] = max(before, stamp)
+        offsets.setdefault(topic, received - stamp)
+    clocks = sorted(offsets, key=offsets.__getitem__)
+    apart = offsets[clocks[-1]] - offsets[clocks[0]] if clocks else 0.0
+    if apart > CLOCK_SECONDS:
+        return f"the header stamps of {clocks[0]} and {clocks[-1]} are {apart:g} s apart"
+    return ""
 
 
 def decode_image(message: RawMessage) -> NDArray[np.uint8]:
@@ -156,7 +260,7 @@ def picture_size(path: Path, topic: ImageTopic) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BagSource:
-    """A part of a bag, from one or several cameras. Every frame comes on the stamp of its header; none is dropped."""
+    """A part of a bag, from one or several cameras. No frame of it is dropped."""
 
     path: Path
     """Folder, .mcap or .db3 file."""
@@ -184,25 +288,31 @@ class BagSource:
         part = {"cameras": dict(self.cameras), "start": self.start, "duration": self.duration}
         return {"bag": self.name, "files": sizes, **part}
 
-    def topics(self, note: Note = _ignore) -> dict[str, ImageTopic]:
+    def topics(self, note: Note = ignore) -> dict[str, ImageTopic]:
         """Return the topic of every camera.
 
-        By default that is every image topic, except a compressed one whose raw one is in the bag too.
+        By default that is every image topic, except the node's own ~/kept_tokens and a compressed one whose raw one is
+        in the bag too.
 
         :raises BagError: lists the image topics.
         """
         topics = image_topics(self.path, note)
+        if not topics:
+            raise no_image_topic(self.path)
         if missing := [topic for _, topic in self.cameras if topic not in topics]:
             text = f"bag = {str(self.path)!r} has no image topic {', '.join(missing)}"
             raise BagError(f"{text}; its image topics: {_listed(topics)}")
         if self.cameras:
             return {camera: topics[topic] for camera, topic in self.cameras}
-        if not topics:
-            raise BagError(f"bag = {str(self.path)!r} has no image topic")
+        own = [name for name in topics if name.endswith(KEPT_TOKENS)]
+        if own:
+            note(f"{', '.join(own)}: left out because it holds pictures that the node made")
+        if len(own) == len(topics):
+            raise no_image_topic(self.path)
         doubles = [name for name in topics if name.endswith("/compressed") and name[: -len("/compressed")] in topics]
         if doubles:
             note(f"{', '.join(doubles)}: left out because the bag holds the raw images too")
-        chosen = [name for name in topics if name not in doubles]
+        chosen = [name for name in topics if name not in (*doubles, *own)]
         names = [ONE_CAMERA] if len(chosen) == 1 else [_camera_name(name) for name in chosen]
         if len(set(names)) < len(names):
             names = [name.strip("/").replace("/", "_") for name in chosen]
@@ -215,27 +325,45 @@ class BagSource:
         return 0
 
     def first_stamp(self) -> float:
-        """Header stamp of the bag's first image, seconds. Question times count from here."""
-        for message in read_messages(self.path, {topic.name for topic in self.topics().values()}):
-            if len(message.data) >= HEADER_BYTES:
-                return header_stamp(message.data)
+        """Stamp of the bag's first image, seconds. Question times count from here."""
+        for stamp, _ in self._stamped({topic.name for topic in self.topics().values()}, ignore):
+            return stamp
         raise BagError(f"bag = {str(self.path)!r}: its image topics hold no readable message")
 
-    def messages(self, note: Note = _ignore) -> Iterator[tuple[float, str, RawMessage]]:
-        """Yield (header stamp, camera, serialized message) of every image of the part."""
-        cameras = {topic.name: camera for camera, topic in self.topics(note).items()}
+    def messages(self, note: Note = ignore) -> Iterator[tuple[float, str, RawMessage]]:
+        """Yield (stamp, camera, serialized message) of every image of the part.
+
+        Stamps are those of the headers, or the times of reception where the header stamps of the bag are unusable.
+        """
+        said = set[str]()
+
+        def once(text: str) -> None:
+            if text not in said:
+                said.add(text)
+                note(text)
+
+        cameras = {topic.name: camera for camera, topic in self.topics(once).items()}
         first: float | None = None
-        for message in read_messages(self.path, cameras, note):
-            if len(message.data) < HEADER_BYTES:
-                note(f"{message.topic}: left out a message of {len(message.data)} bytes, which has no header")
-                continue
-            stamp = header_stamp(message.data)
+        for stamp, message in self._stamped(cameras, once):
             first = stamp if first is None else first
             seconds = stamp - first
-            if seconds >= self.start and (not self.duration or seconds <= self.start + self.duration):
+            after_start = not self.start or seconds >= self.start
+            if after_start and (not self.duration or seconds <= self.start + self.duration):
                 yield stamp, cameras[message.topic], message
 
-    def frames(self, note: Note = _ignore) -> Iterator[StreamFrame]:
+    def _stamped(self, topics: Collection[str], note: Note) -> Iterator[tuple[float, RawMessage]]:
+        """Yield (stamp, message) of every image of these topics."""
+        sizes = tuple((file, file.stat().st_size) for file in storage_files(self.path))
+        fault = stamp_fault(self.path, frozenset(topics), sizes)
+        if fault:
+            note(f"{fault}: the times of reception are used instead of the header stamps")
+        for message in read_messages(self.path, topics, note):
+            if len(message.data) < HEADER_BYTES:
+                note(f"{message.topic}: left out a message of {len(message.data)} bytes, which has no header")
+            else:
+                yield message.received / 1e9 if fault else header_stamp(message.data), message
+
+    def frames(self, note: Note = ignore) -> Iterator[StreamFrame]:
         """Yield every frame of the part in the order in which the recorder received them.
 
         :param note: is called with what cannot be read. :raises BagError: where there is no such bag or topic.
@@ -247,7 +375,8 @@ class BagSource:
             except FrameError as error:
                 broken.setdefault(message.topic, []).append(str(error))
         for topic, errors in broken.items():
-            note(f"{topic}: {len(errors)} images cannot be decoded; the first error: {errors[0]}")
+            remedy = f" ({DECODE})" if VIDEO_FORMATS.search(errors[0]) else ""
+            note(f"{topic}: {len(errors)} images cannot be decoded; the first error: {errors[0]}{remedy}")
 
 
 def _camera_name(topic: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ros_kvstream.errors import KvStreamError
+from ros_kvstream.errors import RecordingError
 
 MIB = 1 << 20
 
@@ -75,7 +75,7 @@ class FrameStore:
     def frames(self, source: FrameSource) -> Iterator[StreamFrame]:
         """Yield every frame of the source.
 
-        :raises KvStreamError: where the frames differ from those of the first reading.
+        :raises RecordingError: where the frames differ from those of the first reading.
         """
         stored = self._stored.get(repr(source))
         if stored is not None and stored.kept is not None:
@@ -96,7 +96,7 @@ class FrameStore:
             self._evict(new.kept_bytes)
             self._stored[repr(source)] = new
         elif stored.digest != new.digest:
-            raise KvStreamError(f"{source.name} gave other frames than before: was the file changed meanwhile?")
+            raise RecordingError(f"{source.name} gave other frames than before: was the file changed meanwhile?")
 
     def _evict(self, needed: int) -> None:
         """Drop decoded frames of other sources, oldest first, until ``needed`` more bytes fit."""

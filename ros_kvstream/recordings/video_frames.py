@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ros_kvstream.errors import KvStreamError
+from ros_kvstream.errors import RecordingError
 from ros_kvstream.recordings.frame_sources import StreamFrame
 from ros_kvstream.settings import require_finite
 
@@ -62,10 +62,10 @@ class VideoSource:
                     yield StreamFrame(stamp, "camera", picture.to_ndarray(format="rgb24"))
                     due += max(1.0, (stamp - due) * self.rate_hz // 1.0 + 1.0) / self.rate_hz
         except IndexError as error:
-            raise KvStreamError(f"{self.path}: the file holds no video") from error
-        except av.error.FFmpegError as error:
+            raise RecordingError(f"{self.path}: the file holds no video") from error
+        except (av.error.FFmpegError, ValueError) as error:
             if due == self.start:
-                raise KvStreamError(f"{self.path}: cannot be read as a video ({error})") from error
+                raise RecordingError(f"{self.path}: cannot be read as a video ({error})") from error
             note(f"{self.path.name} breaks off near {due:.1f} s: the rest is lost")
 
 

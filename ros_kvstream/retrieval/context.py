@@ -126,7 +126,7 @@ def search_queries(stream: Stream, retrieval: ArchiveRetrieval, ids: Sequence[in
     """Queries of a question that attends to no frame, layer -> float32 [heads, head_dim]; the arena is unchanged."""
     arena, model = stream.arena, stream.model
     mark = arena.mark()
-    positions = model.text_positions(start, len(ids))
+    positions = model.layout.text(start, len(ids))
     arena.begin(Chunk.of_text(positions), frames=False)
     try:
         with model.capture_queries(retrieval.layers) as queries:

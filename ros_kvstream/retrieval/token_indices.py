@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices of a frame's tokens in the archive: patches in raster order, then texts and separators."""
+"""Indices of a frame's tokens in the archive: patches in raster order, then texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.models.base import FrameTokens, VideoLanguageModel
-from ros_kvstream.models.layout import SEPARATOR, TEXT_AFTER, TEXT_BEFORE
+from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 
 
 def token_indices(model: VideoLanguageModel, tokens: FrameTokens) -> Tensor | None:
@@ -19,8 +19,7 @@ def token_indices(model: VideoLanguageModel, tokens: FrameTokens) -> Tensor | No
     text, behind = rows * columns, rows * columns + model.frame_text_tokens
     indices = h * columns + w
     indices = torch.where(h == TEXT_BEFORE, text - 1 - w, indices)
-    indices = torch.where(h == TEXT_AFTER, behind - 1 - w, indices)
-    return torch.where(h == SEPARATOR, behind + w, indices)
+    return torch.where(h == TEXT_AFTER, behind - 1 - w, indices)
 
 
 def grid_coordinates(model: VideoLanguageModel, indices: Tensor, rows: int, columns: int) -> Tensor:
@@ -30,11 +29,7 @@ def grid_coordinates(model: VideoLanguageModel, indices: Tensor, rows: int, colu
         return torch.stack([indices.div(columns, rounding_mode="floor"), indices % columns], dim=-1).int()
     after = behind - len(model.frame_text(0.0)[1])  # the text after a grid has a fixed length
     coordinates = torch.stack([indices.div(columns, rounding_mode="floor"), indices % columns], dim=-1)
-    for start, h, w in (
-        (text, TEXT_BEFORE, text - 1 - indices),
-        (after, TEXT_AFTER, behind - 1 - indices),
-        (behind, SEPARATOR, indices - behind),
-    ):
+    for start, h, w in ((text, TEXT_BEFORE, text - 1 - indices), (after, TEXT_AFTER, behind - 1 - indices)):
         place = torch.stack([torch.full_like(w, h), w], dim=-1)
         coordinates = torch.where((indices >= start)[:, None], place, coordinates)
     return coordinates.int()

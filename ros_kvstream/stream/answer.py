@@ -74,7 +74,7 @@ def answer_question(
             logits = append_text(model, arena, ids, start, context.visible)
         token = int(logits.argmax())
         first = time.perf_counter()
-        last = model.text_positions(start + len(ids) - 1, 1)
+        last = model.layout.text(start + len(ids) - 1, 1)
         mass = attention_mass(arena, {layer: query[:, -1] for layer, query in queries.items()}, last)
         tokens, reason = _decode(ingest, token, start + len(ids), question, context.visible, should_stop, on_token)
         decoded = time.perf_counter()
@@ -102,7 +102,7 @@ def append_text(
 
     :param visible: per layer bool [kv_heads, slots], False where a slot is hidden; None shows all.
     """
-    positions = model.text_positions(start, len(ids))
+    positions = model.layout.text(start, len(ids))
     arena.begin(Chunk.of_text(positions), frames=False)
     logits = model.forward(arena, model.embed(ids), positions, logits=True, visible=visible)
     arena.commit()

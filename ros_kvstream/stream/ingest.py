@@ -70,13 +70,13 @@ class Ingest:
         self.largest_side = 1
         self.arena.clear()
         ids = self.model.prefix_ids
-        self._append(self.model.embed(ids), Chunk.of_text(self.model.text_positions(0, len(ids))), frames=False)
+        self._append(self.model.embed(ids), Chunk.of_text(self.model.layout.text(0, len(ids))), frames=False)
         self.arena.pin()
 
     @property
     def text_start(self) -> int:
         """First position after the frames, where a question starts."""
-        return self.model.text_start(self.positions.newest, self.largest_side)
+        return self.model.layout.after(self.positions.newest, self.largest_side)
 
     # -- a frame --------------------------------------------------------------------------------------------------
 

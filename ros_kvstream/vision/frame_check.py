@@ -1,4 +1,5 @@
-"""What counts as a frame at all; everything else is refused with the value, the limit and the remedy."""
+# SPDX-License-Identifier: Apache-2.0
+"""Validation of frames: everything that is not a usable RGB picture is rejected."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import numpy as np
 from ros_kvstream.errors import FrameError
 
 MAX_FRAME_SIDE = 16384
-"""Longest side of a frame in pixels; larger ones are taken for a mistake."""
+"""Longest side of a frame in pixels."""
 MAX_ASPECT = 200
-"""Longest side over shortest; the processors of the Qwen families refuse more."""
+"""Longest side over shortest; the processors of the Qwen families reject more."""
 
 
-def check_frame(frame: object, stamp: float) -> None:
+def check_frame(frame: object, stamp: float = 0.0) -> None:
     """Raise FrameError unless this is RGB uint8 [height, width, 3] of usable size with a finite stamp in seconds."""
     if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         found = f"shape {getattr(frame, 'shape', None)}, type {getattr(frame, 'dtype', type(frame).__name__)}"

@@ -1,4 +1,5 @@
-"""What of a stream is computed: a frame gate per camera, and of each frame that passes, the patches."""
+# SPDX-License-Identifier: Apache-2.0
+"""The frame filter: a frame gate per camera, and the salient patches of each frame that passes."""
 
 from __future__ import annotations
 
@@ -13,17 +14,16 @@ from ros_kvstream.vision.saliency import novel_patches, saliency_map, salient_pa
 
 
 class FrameFilter:
-    """Frame gate and saliency of all cameras. Keeps one small picture per camera; not for several threads at once."""
+    """Frame gate and saliency of all cameras. Keeps one small picture per camera; not thread-safe."""
 
     def __init__(self, gate: GateSettings, saliency: SaliencySettings) -> None:
-        """:param gate: when a frame passes; :param saliency: which patches of it do."""
         self._gate_settings = gate
         self._saliency = saliency
         self._gates: dict[str, FrameGate] = {}
         self._whole: dict[str, float] = {}
 
     def decide(self, frame: NDArray[Any], stamp: float, camera: str) -> GateDecision:
-        """Whether a frame is to be computed; RGB uint8 [height, width, 3], stamp in seconds."""
+        """Decide whether a frame is computed; RGB uint8 [height, width, 3], stamp in seconds."""
         if camera not in self._gates:
             self._gates[camera] = FrameGate(self._gate_settings)
         return self._gates[camera].decide(frame, stamp)
@@ -31,7 +31,7 @@ class FrameFilter:
     def patches(
         self, frame: NDArray[Any], stamp: float, camera: str, grid: tuple[int, int], resized_hw: tuple[int, int]
     ) -> NDArray[np.bool_] | None:
-        """Patches of the frame decided last that are to be computed, bool [rows * columns]; None for all of them.
+        """Patches of the last decided frame that are computed, bool [rows * columns]; None for all of them.
 
         :param grid: (rows, columns) of merged patches; :param resized_hw: (height, width) after the model's resize.
         """
@@ -51,7 +51,7 @@ class FrameFilter:
         return None if kept.all() else kept.reshape(-1)
 
     def forget(self, camera: str) -> None:
-        """Let this camera's next frame pass whole, because what it would be compared with is no longer remembered."""
+        """Let this camera's next frame pass whole; call it when the frame to compare with has left the memory."""
         self._gates.pop(camera, None)
         self._whole.pop(camera, None)
 

@@ -1,4 +1,5 @@
-"""The frame gate: finds frames that show nothing new, before anything is computed for them. OpenCV and numpy only."""
+# SPDX-License-Identifier: Apache-2.0
+"""The frame gate: rejects frames that show nothing new before anything is computed for them. OpenCV and numpy only."""
 
 from __future__ import annotations
 
@@ -7,82 +8,73 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ros_kvstream.errors import FrameError
 from ros_kvstream.settings import GateSettings
 from ros_kvstream.vision.change import Change, Comparison, block_means, make_flow
+from ros_kvstream.vision.frame_check import check_frame
 from ros_kvstream.vision.small_frame import Bytes, Floats, SmallFrame
 
 ADAPTATION = 0.2
-"""adaptive: how far, in natural logarithm, one frame moves the level of the thresholds."""
+"""adaptive: change of the thresholds' level by one frame, as natural logarithm."""
 
 
 @dataclass(frozen=True)
 class GateDecision:
-    """What the gate found for one frame."""
+    """The gate's decision on one frame."""
 
     kept: bool
-    """True where the frame is to be computed; False where only the last kept frame's time span grows."""
+    """Whether the frame is computed; otherwise only the last kept frame's time span grows."""
     reason: str
     """off | first | resized | time_reset | exposure | change | motion | appearance | silence, or redundant (not kept).
 
-    change: more than any motion below the threshold could make, so that no flow had to be computed.
+    change: larger than any motion below the threshold can cause, so that no flow was computed.
     """
     motion: float
     """Fastest displacement since the newest kept frame, original pixels per second; at least that for ``change``."""
     residual: float
-    """Largest change that motion does not explain, grey levels beyond noise averaged over a block."""
+    """Largest change that motion does not explain, grey levels beyond noise, averaged over a block."""
 
 
 class FrameGate:
-    """Compares each frame with the newest kept one. One instance per camera; not for several threads at once.
+    """Compares each frame with the newest kept one. One instance per camera; not thread-safe.
 
     A frame passes when a block of it moved faster than ``motion``, when a block changed by more than ``residual``
-    and no slower motion explains it, when the light changed more than exposure control would (``max_gain``), or
-    after ``max_silence`` seconds. Exposure, white balance and sensor noise are taken out first (vision/change.py).
+    and no slower motion explains it, when the light changed more than exposure control does (``max_gain``), or
+    after ``max_silence`` seconds. Exposure, white balance and sensor noise are compensated first (vision/change.py).
     """
 
     def __init__(self, settings: GateSettings) -> None:
-        """:param settings: thresholds and mode; see GateSettings."""
         self.settings = settings
         self._flow = make_flow(settings.flow)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the newest kept frame and the adapted level: the next frame passes."""
         self._kept: SmallFrame | None = None
         self._kept_stamp = -math.inf
         self._newest_stamp = -math.inf
         self._compared: Comparison | None = None
-        self._level = 1.0
-
-    @property
-    def level(self) -> float:
-        """Factor on both thresholds now; 1 unless the mode is adaptive."""
-        return self._level
+        self.level = 1.0
+        """Current factor on both thresholds; 1 unless the mode is adaptive."""
 
     def decide(self, frame: Bytes, stamp: float) -> GateDecision:
-        """Say whether a frame is worth computing, and remember it as the newest kept one if it is.
+        """Decide whether a frame is computed, and store it as the newest kept one if it is.
 
         :param frame: RGB, uint8 [height, width, 3]; not kept by reference.
         :param stamp: seconds of the frame's header stamp.
-        :raises FrameError: for another shape or type, or a stamp that is no finite number.
+        :raises FrameError: see :func:`check_frame`.
         """
-        _check(frame, stamp)
+        check_frame(frame, stamp)
         if self.settings.mode == "off":
             return GateDecision(True, "off", 0.0, 0.0)
-        small = SmallFrame(frame, int(self.settings.side))
+        small = SmallFrame(frame, self.settings.side)
         since = stamp - self._newest_stamp
         self._newest_stamp = stamp
-        fresh = self._fresh(small, since)
-        if fresh:
+        kept = self._kept
+        if kept is None or small.shape != kept.shape or since < 0:
             self._keep(small, stamp)
             self._compared = None
-            return GateDecision(True, fresh, 0.0, 0.0)
-        assert self._kept is not None
+            reason = "first" if kept is None else "resized" if small.shape != kept.shape else "time_reset"
+            return GateDecision(True, reason, 0.0, 0.0)
         settings, elapsed = self.settings, self._time(stamp - self._kept_stamp)
-        self._compared = Comparison(self._kept, small)
+        self._compared = Comparison(kept, small)
         change = self._compared.change(
-            int(settings.block), settings.residual * self._level, settings.motion * self._level * elapsed, self._flow
+            settings.block, settings.residual * self.level, settings.motion * self.level * elapsed, self._flow
         )
         decision = self._judge(change, stamp - self._kept_stamp)
         if self.settings.mode == "adaptive":
@@ -95,7 +87,7 @@ class FrameGate:
         """Change of the last decided frame against the one kept before it, on the model's patch grid.
 
         Returns float32 [grid_rows, grid_cols], the largest change within each patch in grey levels beyond noise, or
-        None where there was nothing to compare with. What moves or appears can so be kept whatever its texture.
+        None without a frame to compare with. With it, moving and new things are kept whatever their texture.
         """
         if self._compared is None:
             return None
@@ -104,49 +96,33 @@ class FrameGate:
         columns = np.linspace(0, smooth.shape[1], grid_cols, endpoint=False).astype(int)
         return np.maximum.reduceat(np.maximum.reduceat(smooth, rows, axis=0), columns, axis=1).astype(np.float32)
 
-    def _fresh(self, small: SmallFrame, since: float) -> str:
-        """Reason for which a frame cannot be compared with the newest kept one; empty where it can."""
-        if self._kept is None:
-            return "first"
-        if small.shape != self._kept.shape:
-            return "resized"
-        return "time_reset" if since < 0 else ""
-
     def _judge(self, change: Change, elapsed: float) -> GateDecision:
-        """The decision on a change that came up within ``elapsed`` seconds."""
+        """Decide on a change within ``elapsed`` seconds."""
         settings = self.settings
         motion = change.displacement / self._time(elapsed)
         reason = "redundant"
         if change.exposure > settings.max_gain:
             reason = "exposure"
         elif change.beyond:
-            reason, motion = "change", settings.motion * self._level
-        elif motion > settings.motion * self._level:
+            reason, motion = "change", settings.motion * self.level
+        elif motion > settings.motion * self.level:
             reason = "motion"
-        elif change.residual > settings.residual * self._level:
+        elif change.residual > settings.residual * self.level:
             reason = "appearance"
         elif elapsed >= settings.max_silence:
             reason = "silence"
         return GateDecision(reason != "redundant", reason, motion, change.residual)
 
     def _time(self, elapsed: float) -> float:
-        """Seconds within which a displacement counts as made."""
+        """Seconds by which a displacement is divided."""
         return max(min(elapsed, self.settings.window), 1e-3)
 
     def _adapt(self, kept: bool, since: float) -> None:
-        """Move the level so that no more frames pass than the target in the long run (a quantile tracker)."""
+        """Adapt the level so that on average no more frames pass than the target (a quantile tracker)."""
         settings = self.settings
         target = min(1.0, settings.target_rate * since) if settings.target_rate > 0 else settings.target_share
-        level = self._level * math.exp(ADAPTATION * (float(kept) - target))
-        self._level = min(max(level, 1.0), settings.adapt_range)
+        level = self.level * math.exp(ADAPTATION * (float(kept) - target))
+        self.level = min(max(level, 1.0), settings.adapt_range)
 
     def _keep(self, small: SmallFrame, stamp: float) -> None:
         self._kept, self._kept_stamp = small, stamp
-
-
-def _check(frame: Bytes, stamp: float) -> None:
-    """Refuse what is no RGB frame with a finite stamp."""
-    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
-        raise FrameError(f"frame has type {frame.dtype} and shape {frame.shape}: must be uint8 [height, width, 3].")
-    if not math.isfinite(stamp):
-        raise FrameError(f"stamp = {stamp!r}: must be a finite number of seconds.")

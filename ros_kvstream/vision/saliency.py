@@ -1,13 +1,13 @@
-"""Which patches of a frame show anything: edges and local colour variance on the model's own patch grid.
+# SPDX-License-Identifier: Apache-2.0
+"""Saliency of patches: edges and local colour variance on the model's own patch grid.
 
 The map is absolute (grey levels, comparable between frames and cameras), never divided by the frame's own maximum: a
-blank wall has no salient patch, and stays so when it fills the picture. OpenCV and numpy only.
+blank wall has no salient patch, even when it fills the picture. OpenCV and numpy only.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -15,31 +15,24 @@ from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.settings import SaliencySettings
+from ros_kvstream.vision.frame_check import check_frame
+from ros_kvstream.vision.small_frame import Bytes, Floats
 
-Bytes = NDArray[Any]
-"""uint8 (OpenCV's own types are wider)."""
-Floats = NDArray[Any]
-"""float32."""
 Mask = NDArray[np.bool_]
-
-DEFAULT_PATCH = 28
-"""Side of a merged patch of the Qwen2-VL and Qwen2.5-VL families, in pixels of the resized picture."""
 
 
 def saliency_map(frame: Bytes, grid_rows: int, grid_cols: int, resized_hw: tuple[int, int]) -> Floats:
     """Saliency of each merged patch: mean edge strength plus deviation of the LAB colour within the patch.
 
     :param frame: RGB uint8 [height, width, 3].
-    :param grid_rows: rows of merged patches; :param grid_cols: columns of merged patches.
-    :param resized_hw: (height, width) in pixels that the model resizes the frame to before it cuts patches; must be
+    :param resized_hw: (height, width) in pixels to which the model resizes the frame before it cuts patches; must be
         divisible by the grid.
-    :raises FrameError: for another shape or type, or a size that the grid does not divide.
+    :raises FrameError: for an unusable frame, or a size that the grid does not divide.
 
-    Returns float32 [grid_rows, grid_cols] in grey levels. Both parts are taken on a picture smoothed over 3 x 3
-    pixels, on which sensor noise of deviation s adds about 0.4 s.
+    Returns float32 [grid_rows, grid_cols] in grey levels. Both parts are computed on a picture smoothed over
+    3 x 3 pixels, on which sensor noise of deviation s adds about 0.4 s.
     """
-    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
-        raise FrameError(f"frame has type {frame.dtype} and shape {frame.shape}: must be uint8 [height, width, 3].")
+    check_frame(frame)
     height, width = resized_hw
     if min(grid_rows, grid_cols) < 1 or height % grid_rows or width % grid_cols or min(height, width) < 1:
         raise FrameError(f"resized size {resized_hw} is not divisible into {grid_rows} x {grid_cols} patches.")
@@ -52,13 +45,12 @@ def saliency_map(frame: Bytes, grid_rows: int, grid_cols: int, resized_hw: tuple
 
 
 def salient_patches(saliency: Floats, settings: SaliencySettings, changed: Floats | None = None) -> Mask:
-    """Which patches are computed: the salient ones, their neighbours, and whatever changed (``novel``: only the last).
+    """Select patches: the salient ones, their neighbours, and those that changed (``novel``: only the last).
 
     :param saliency: float32 [rows, cols] of saliency_map.
-    :param settings: threshold, guard ring and largest share that may go.
     :param changed: change of each patch since the newest kept frame, float32 [rows, cols] in grey levels beyond noise
         (FrameGate.changed_patches); a changed patch counts as salient, so that a moving thing keeps its patches
-        whatever its texture; None where there is no earlier frame to tell from.
+        whatever its texture; None without an earlier frame.
 
     Returns bool [rows, cols], True where a patch is kept; at least one is.
     """
@@ -71,16 +63,16 @@ def salient_patches(saliency: Floats, settings: SaliencySettings, changed: Float
     kept = _guarded(salient, settings)
     missing = _fewest_kept(kept.size, settings) - int(kept.sum())
     if missing > 0:
-        # Stable: of equally salient patches the first in raster order are brought back.
+        # Stable: of equally salient patches the first in raster order are added.
         order = np.argsort(np.where(kept, -np.inf, saliency).reshape(-1) * -1, kind="stable")
         kept.reshape(-1)[order[:missing]] = True
     return kept
 
 
 def novel_patches(changed: Floats, settings: SaliencySettings) -> Mask | None:
-    """What ``salient_patches`` keeps in mode ``novel``, where the change alone tells; None where the map is needed.
+    """Select as ``salient_patches`` in mode ``novel``, without the map; None where the map is needed.
 
-    The map only says which patches come back when too many would go.
+    The map only decides which patches are added when too few are kept.
     """
     kept = _guarded(changed >= settings.threshold, settings)
     return kept if kept.sum() >= _fewest_kept(kept.size, settings) else None
@@ -88,9 +80,8 @@ def novel_patches(changed: Floats, settings: SaliencySettings) -> Mask | None:
 
 def _guarded(salient: Mask, settings: SaliencySettings) -> Mask:
     """The salient patches and their neighbours."""
-    side = 2 * int(settings.guard) + 1
-    guarded: Mask = cv2.dilate(salient.astype(np.uint8), np.ones((side, side), np.uint8)) > 0
-    return guarded
+    side = 2 * settings.guard + 1
+    return cv2.dilate(salient.astype(np.uint8), np.ones((side, side), np.uint8)) > 0
 
 
 def _fewest_kept(patches: int, settings: SaliencySettings) -> int:
@@ -98,32 +89,20 @@ def _fewest_kept(patches: int, settings: SaliencySettings) -> int:
 
 
 def write_overlay(
-    path_in: str | Path,
-    path_out: str | Path,
-    settings: SaliencySettings | None = None,
-    grid: tuple[int, int] | None = None,
-    resized_hw: tuple[int, int] | None = None,
+    picture: Bytes, path: str | Path, settings: SaliencySettings, grid: tuple[int, int], resized_hw: tuple[int, int]
 ) -> dict[str, float]:
-    """Write a picture of the saliency: patches that would be left out are darkened, each with its value.
+    """Draw the saliency on a picture: patches that are left out are darkened, each with its value.
 
-    :param path_in: any picture that OpenCV reads; :param path_out: picture to write, the suffix names the format.
-    :param settings: thresholds; default pruning with SaliencySettings' own.
-    :param grid: (rows, columns) of merged patches and :param resized_hw: the model's resized (height, width); without
-        them the picture is rounded to whole patches of 28 pixels.
-    :raises FrameError: when the picture cannot be read or written.
+    :param picture: BGR uint8 [height, width, 3]; :param path: picture to write; the suffix sets the format.
+    :param grid: (rows, columns) of merged patches; :param resized_hw: (height, width) after the model's resize.
+    :raises FrameError: when the picture cannot be written.
 
-    Returns rows, columns, kept_share, and least and greatest value.
+    Returns rows, columns, kept_share, and the least and greatest value.
     """
-    picture = cv2.imread(str(path_in), cv2.IMREAD_COLOR)
-    if picture is None:
-        raise FrameError(f"{path_in}: is no picture that can be read.")
-    if grid is None or resized_hw is None:
-        grid = max(1, round(picture.shape[0] / DEFAULT_PATCH)), max(1, round(picture.shape[1] / DEFAULT_PATCH))
-        resized_hw = grid[0] * DEFAULT_PATCH, grid[1] * DEFAULT_PATCH
     saliency = saliency_map(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), *grid, resized_hw)
-    kept = salient_patches(saliency, settings or SaliencySettings(mode="prune"))
-    if not cv2.imwrite(str(path_out), _draw(picture, saliency, kept)):
-        raise FrameError(f"{path_out}: cannot be written.")
+    kept = salient_patches(saliency, settings)
+    if not cv2.imwrite(str(path), _draw(picture, saliency, kept)):
+        raise FrameError(f"{path}: cannot be written; check the folder and the suffix.")
     return {
         "rows": float(grid[0]), "columns": float(grid[1]), "kept_share": float(kept.mean()),
         "least": float(saliency.min()), "greatest": float(saliency.max()),

@@ -1,7 +1,5 @@
-"""A frame reduced to the size on which frames are compared; what is only needed now and then is made when asked for.
-
-OpenCV and numpy only.
-"""
+# SPDX-License-Identifier: Apache-2.0
+"""A frame reduced to the size at which frames are compared. OpenCV and numpy only."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ Floats = NDArray[Any]
 """float32."""
 
 COARSE = 8
-"""Side of the squares of the small picture that one coarse pixel is the mean of."""
+"""Side of the square of the small picture whose mean is one coarse pixel."""
 
 
 class SmallFrame:
-    """A frame reduced to the size on which frames are compared. Holds at most four times the small picture's pixels."""
+    """A reduced frame; parts are computed on first use. Holds at most four times the small picture's pixels."""
 
     def __init__(self, frame: Bytes, side: int) -> None:
         """Reduce a frame so that its longest side has ``side`` pixels; a smaller one keeps its size.
@@ -48,8 +46,7 @@ class SmallFrame:
         """RGB, [h, w, 3]."""
         if self._halved.shape[1::-1] == self.size:
             return self._halved
-        small: Bytes = cv2.resize(self._halved, self.size, interpolation=cv2.INTER_AREA)
-        return small
+        return cv2.resize(self._halved, self.size, interpolation=cv2.INTER_AREA)
 
     @cached_property
     def grey(self) -> Bytes:
@@ -58,46 +55,41 @@ class SmallFrame:
 
     @cached_property
     def coarse(self) -> Bytes:
-        """Means over COARSE x COARSE small pixels, on which exposure is compared, [rows, columns, 3]."""
+        """Means over COARSE x COARSE small pixels, for comparing exposure, [rows, columns, 3]."""
         return coarse(self._halved, self.size)
 
     @cached_property
     def noise(self) -> Floats:
-        """Standard deviation of the sensor noise per channel, [3], grey levels of the small picture."""
-        return spatial_noise(self.colour)
+        """Standard deviation of the sensor noise per channel, float32 [3], grey levels of the small picture, up to 63.
+
+        The median response of a kernel that ignores gradients and straight edges. After J. Immerkaer, Fast noise
+        variance estimation (1996), with the median instead of the mean, so that texture on less than half of the
+        picture does not count.
+        """
+        kernel = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
+        response = cv2.filter2D(self.colour, cv2.CV_16S, kernel)[::2, ::2]
+        return medians(cv2.convertScaleAbs(response)) / np.float32(0.6745 * 6.0)
 
 
 def coarse(picture: Bytes, size: tuple[int, int] | None = None) -> Bytes:
-    """Means over COARSE x COARSE pixels of the picture as it would be at ``size`` (width, height; None: as it is)."""
+    """Means over COARSE x COARSE pixels of the picture resized to ``size`` (width, height; None: not resized)."""
     width, height = size or picture.shape[1::-1]
     wanted = max(1, width // COARSE), max(1, height // COARSE)
     if size is not None and picture.shape[1::-1] != size:
         picture = _halve(picture, (4 * wanted[0], 4 * wanted[1]))
-    means: Bytes = cv2.resize(picture, wanted, interpolation=cv2.INTER_AREA)
-    return means
+    return cv2.resize(picture, wanted, interpolation=cv2.INTER_AREA)
 
 
 def _halve(picture: Bytes, size: tuple[int, int]) -> Bytes:
-    """Halve a picture while it stays at least of ``size``: averages as of one step, and much faster."""
+    """Halve a picture while it is at least of ``size``: equal to one step of averaging, and much faster."""
     while picture.shape[1] // 2 >= size[0] and picture.shape[0] // 2 >= size[1]:
         half = picture.shape[1] // 2, picture.shape[0] // 2
         picture = cv2.resize(picture, half, interpolation=cv2.INTER_AREA)
     return picture
 
 
-def spatial_noise(colour: Bytes) -> Floats:
-    """Noise per channel from one picture: the median response of a kernel that ignores planes and straight edges.
-
-    After J. Immerkaer, Fast noise variance estimation (1996), with the median instead of the mean, so that texture
-    on less than half of the picture does not count. Returns float32 [3] standard deviations, at most 63.
-    """
-    kernel = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
-    response = cv2.filter2D(colour, cv2.CV_16S, kernel)[::2, ::2]
-    return medians(cv2.convertScaleAbs(response)) / np.float32(0.6745 * 6.0)
-
-
 def medians(values: Bytes) -> Floats:
-    """Median per channel of uint8 [h, w, 3], finer than a whole number: each stands for its rounding interval."""
+    """Median per channel of uint8 [h, w, 3], interpolated within the rounding interval of its value."""
     counts = [cv2.calcHist([values], [channel], None, [256], [0, 256]) for channel in range(3)]
     below = np.concatenate(counts, axis=1).cumsum(axis=0, dtype=np.float32)
     middle = 0.5 * below[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 from benchmarks import model as model_benchmark
 from benchmarks import policies as policy_benchmark
 from benchmarks.accuracy import (
+    UNTIMED_SECONDS,
     EncodedModel,
     Stream,
     accuracy,
@@ -25,13 +27,13 @@ from benchmarks.accuracy import (
     intervals,
     make_stream,
     mixed_streams,
+    trained_seconds,
 )
 from benchmarks.model import default_plan, full_cache, summarise
 from benchmarks.policies import Trial, run_trials
 from benchmarks.retrieval import by_age, measure_bias, recall, spearman, static_scene
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
-from ros_kvstream.patrol.mix import mixed_stream
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.patrol.questions import KINDS, Question
 from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats
@@ -39,6 +41,7 @@ from ros_kvstream.settings import MemorySettings, ModelSettings, QuantizedSettin
 from ros_kvstream.stream.memory import VideoMemory
 from training.batch import ChatLayout, make_batch
 from training.forward import loss_and_right
+from training.mix import mixed_stream
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +211,9 @@ def test_bias_is_measured_for_every_expert_and_the_plain_one() -> None:
     bias = measure_bias(model, RetrievalSettings(external="tiny", top_k=2), seeds=1, frames=24)
     assert set(bias) == {"internal", "external", "fused", "mean_key"}
     assert all(0 <= value <= 1 for value in bias.values())
+
+
+@pytest.mark.parametrize(("tokens_per_second", "seconds"), [(2.0, 4064.0), (0.0, UNTIMED_SECONDS)])
+def test_trained_seconds_follow_from_positions_that_are_times(tokens_per_second: float, seconds: float) -> None:
+    model: Any = SimpleNamespace(tokens_per_second=tokens_per_second, position_limit=8192)
+    assert trained_seconds(model) == seconds

@@ -35,7 +35,7 @@ def options(**changes: Any) -> argparse.Namespace:
 def test_frames_answers_and_processor_time_of_a_running_node_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from support.model_folder import save_random_model
+    from support.model_folders import save_random_model
 
     monkeypatch.setattr(node_benchmark, "COSTED_FRAMES", 20)
     monkeypatch.setenv(node_benchmark.PROFILES, str(node_benchmark.fastdds_profiles()))
@@ -56,7 +56,7 @@ def test_frames_answers_and_processor_time_of_a_running_node_are_told(
 
 
 def test_the_cost_of_a_frame_adds_up_part_by_part(tmp_path: Path) -> None:
-    from support.model_folder import save_random_model
+    from support.model_folders import save_random_model
 
     cost = frame_cost(5, 30.0, str(save_random_model(tmp_path / "model")), 1.0)
     assert set(cost) == {*PARTS, "kept"} and 0 < cost["kept"] <= 1

@@ -1,4 +1,5 @@
-"""The command line: what it lists, how it refuses, what it leaves alone until it is needed."""
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: listed commands, errors and exit statuses; what is imported only when needed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,16 +19,16 @@ from ros_kvstream.errors import BudgetError
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A command of its own, ``kvstream probe --times N``."""
-    module = ModuleType("probe_command")
+    """A command of this test: ``kvstream probe --times N``."""
+    module = ModuleType("ros_kvstream.commands.probe")
     module.__doc__ = "Probes."
     vars(module).update(
         add_arguments=lambda parser: parser.add_argument("--times", type=int, default=1),
         run=lambda options, console: console.print("working") or {"times": options.times},
         show=lambda report, console: console.print(f"probed {report['times']}"),
     )
-    monkeypatch.setitem(sys.modules, "probe_command", module)
-    monkeypatch.setattr(cli, "present", lambda table: {"probe": cli.Command("probe_command", "probes")})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(cli, "find_commands", lambda folder: {"probe": "Probes"})
     return module
 
 
@@ -40,24 +42,31 @@ def test_help_lists_the_commands_and_loads_neither_torch_nor_ros() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_every_listed_command_and_benchmark_can_be_asked_for_help(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = [[name] for name in cli.present(cli.COMMANDS)]
-    listed += [["benchmark", name] for name in cli.present(cli.BENCHMARKS)]
-    for words in listed:
+def test_every_command_and_benchmark_has_a_description_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    commands, benchmarks = cli.find_commands(cli.COMMANDS), cli.find_commands(cli.BENCHMARKS)
+    assert list(commands) == ["demo", "evaluate", "inspect", "soak"] and all((commands | benchmarks).values())
+    for words in [[name] for name in commands] + [["benchmark", name] for name in benchmarks]:
         with pytest.raises(SystemExit) as ended:
             cli.main([*words, "--help"])
         assert ended.value.code == 0
         assert "--json" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused_with_the_ones_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmarks_are_listed_in_a_checkout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "BENCHMARKS", tmp_path / "benchmarks")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["benchmark", "model"])
+    assert ended.value.code == 2
+
+
+def test_an_unknown_command_is_rejected_with_the_existing_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["dance"])
     assert ended.value.code == 2
     assert "dance" in (said := capsys.readouterr().err) and "inspect" in said
 
 
-def test_json_has_stdout_for_itself(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_alone_on_stdout(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["probe", "--json", "--times", "3"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == {"times": 3}
@@ -69,7 +78,7 @@ def test_without_json_the_report_is_shown(probe: ModuleType, capsys: pytest.Capt
     assert capsys.readouterr().out == "working\nprobed 3\n"
 
 
-def test_a_refusal_is_one_line_and_status_2(
+def test_an_error_is_one_line_and_status_2(
     probe: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(options: object, console: object) -> None:

@@ -1,4 +1,5 @@
-"""The demo's report: judging answers, accounting for frames, and what a person reads."""
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's report: scored answers, accounted frames, and its text in the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from ros_kvstream.commands.demo_plan import PlannedQuestion
 from ros_kvstream.commands.demo_report import (
     frames_report,
     is_correct,
@@ -16,6 +16,7 @@ from ros_kvstream.commands.demo_report import (
     show,
     show_reply,
 )
+from ros_kvstream.patrol.question_plan import PlannedQuestion
 
 STAMPS = [100.0, 101.0, 102.0, 103.0]
 LATENCY = ("queue_ms", "flush_ms", "retrieval_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms")
@@ -35,7 +36,7 @@ def reply(answer: str = "red", *, expected: str | None = "red", asked_at: float 
     return SimpleNamespace(planned=planned, response=response)
 
 
-def test_an_answer_is_right_wrong_or_not_to_be_judged() -> None:
+def test_an_answer_is_correct_wrong_or_not_scored() -> None:
     assert is_correct(reply("red"), STAMPS) is True
     assert is_correct(reply("The RED."), STAMPS) is True
     assert is_correct(reply("red cone"), STAMPS) is False
@@ -53,7 +54,7 @@ def test_a_question_has_exactly_the_documented_keys() -> None:
     assert question_report(reply(success=False), False, True)["message"] == "busy"
 
 
-def test_frames_that_the_node_never_heard_of_are_dropped_too() -> None:
+def test_frames_that_never_reached_the_node_count_as_dropped() -> None:
     stats = SimpleNamespace(frames_published=97, frames_seen=90, frames_kept=60, frames_gated=30,
                             drop_causes=["queue", "sequence_gap"], drop_counts=[5, 2])  # fmt: skip
     frames = frames_report(100, stats)
@@ -78,11 +79,11 @@ def shown(*replies: Any, width: int = 100) -> str:
     return console.export_text()
 
 
-def test_a_person_reads_answers_evidence_and_every_figure() -> None:
+def test_the_terminal_shows_answers_evidence_and_statistics() -> None:
     text = shown(reply("red"), reply("blue"), reply(success=False))
     for part in ("what colour was the cone?", "✓ red", "✗ blue expected: red", "no answer: busy",
-                 "0.5 s front 0.5000: internal #1 (2.00)", "1 of 3 right",
-                 "3 were about what had long left",
+                 "last seen 1.0 s earlier", "0.5 s front 0.5000: internal #1 (2.00)", "1 of 3 correct",
+                 "3 were about frames that had left a sliding window",
                  "0.500 of 1.000 MiB used", "5 published = 3 seen + 2 dropped (queue 2)", "2 kept + 1 gated",
                  "12.0 ms", "tiny (untrained)"):  # fmt: skip
         assert part in " ".join(text.split()), part
@@ -93,6 +94,6 @@ def test_markup_in_an_answer_is_only_text() -> None:
     assert "[red]x[/blue]" in shown(reply("[red]x[/blue]"))
 
 
-def test_a_recording_without_known_answers_is_not_judged() -> None:
+def test_a_recording_with_unknown_answers_is_not_scored() -> None:
     text = shown(reply("red", expected=None))
-    assert "→ red" in text and "nobody knows the right answers" in text and "✗" not in text
+    assert "→ red" in text and "the correct answers are unknown" in text and "✗" not in text

@@ -13,6 +13,7 @@ import av
 import numpy as np
 import pytest
 from rich.console import Console
+from rosbags.rosbag2 import StoragePlugin, Writer
 from support.model_folders import folder_without_weights
 
 from ros_kvstream.commands import cli, evaluate
@@ -109,17 +110,73 @@ def test_a_recording_is_asked_the_questions_of_a_file(model: Path, kitchen: Path
     assert first["at"] == pytest.approx(1001.0) and first["true_evidence"] == pytest.approx([1000.5])
 
 
-def test_a_benchmark_is_asked_and_scored_as_its_paper_reports_it(model: Path, tmp_path: Path) -> None:
-    options_ = {f"option {index}": f"thing {index}" for index in range(5)}
-    (tmp_path / "questions.json").write_text(json.dumps([{"q_uid": "p", "question": "what ?", **options_}]))
-    (tmp_path / "subset_answers.json").write_text('{"p": 1}')
-    with av.open(str(tmp_path / "p.mp4"), "w") as container:
+def write_video(path: Path) -> None:
+    with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=2)
         stream.width = stream.height = 64
         for index in range(6):
             picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 40 * index, np.uint8), format="rgb24")
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
+
+
+def write_sound(path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+@pytest.mark.parametrize("budget", ["--budget-mib", "--budget-share"])
+def test_a_bad_video_or_entry_is_counted_and_the_rest_is_reported(budget: str, model: Path, tmp_path: Path) -> None:
+    thing = {f"option {index}": f"thing {index}" for index in range(5)}
+    names = ("empty", "sound", "cut", "good", "no option", "no question")
+    entries = [{"q_uid": name, "question": "what ?", **thing} for name in names]
+    del entries[-1]["question"]
+    (tmp_path / "questions.json").write_text(json.dumps(entries))
+    (tmp_path / "subset_answers.json").write_text(json.dumps({name: 9 if name == "no option" else 1 for name in names}))
+    for name in ("good", "cut", "no option", "no question"):
+        write_video(tmp_path / f"{name}.mp4")
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    (tmp_path / "cut.mp4").write_bytes((tmp_path / "cut.mp4").read_bytes()[:200])
+    write_sound(tmp_path / "sound.mp4")
+    words = ["--benchmark", "egoschema", "--data", str(tmp_path), "--rate", "2", "--model", str(model), "--policy",
+             "recent", budget, "1", "--output", str(tmp_path / "out"), "--set", "memory.max_answer_tokens=3",
+             "--set", "gate.mode=off"]  # fmt: skip
+    for screen in (console(), console()):  # the second evaluation runs nothing again
+        report = evaluate.run(options(*words), screen)
+        (row,) = report["cells"]
+        assert (row["runs"], len(row["refused"]), row["accuracy"]["count"]) == (4, 3, 1)
+        assert all(name in reason for name, reason in zip(("empty", "sound", "cut"), row["refused"], strict=True))
+        (note,) = [note for note in report["notes"] if "left out" in note]
+        assert note.startswith("2 entries cannot be used") and "entry 4: the answer 9" in note
+        assert "entry 5: lacks question" in note and Path(report["report"]).is_file()
+        evaluate.show(report, screen)
+        assert "refused on 3 of 4 streams" in screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "4 of them done before" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_an_empty_recording_among_good_ones_is_a_refused_run(model: Path, kitchen: Path, tmp_path: Path) -> None:
+    Writer(tmp_path / "empty", version=9, storage_plugin=StoragePlugin.MCAP).open()
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "cut.mcap").write_bytes(b"")
+    asked = write_questions(tmp_path, {"at": 1.0, "text": "what colour ?", "expected": {"regex": ".*"}})
+    words = small(model, tmp_path / "out", "--questions", str(asked), str(kitchen), str(tmp_path / "empty"),
+                  str(tmp_path / "cut"))  # fmt: skip
+    report = evaluate.run(options(*words), console())
+    assert all((row["runs"], len(row["refused"]), row["accuracy"]["count"]) == (3, 2, 1) for row in report["cells"])
+    words[-1] = str(tmp_path / "nowhere")
+    with pytest.raises(SettingsError, match="no such file or folder: .*nowhere"):
+        evaluate.run(options(*words), console())
+
+
+def test_a_benchmark_is_asked_and_scored_as_its_paper_reports_it(model: Path, tmp_path: Path) -> None:
+    options_ = {f"option {index}": f"thing {index}" for index in range(5)}
+    (tmp_path / "questions.json").write_text(json.dumps([{"q_uid": "p", "question": "what ?", **options_}]))
+    (tmp_path / "subset_answers.json").write_text('{"p": 1}')
+    write_video(tmp_path / "p.mp4")
     words = ["--benchmark", "egoschema", "--data", str(tmp_path), "--rate", "2"]
     screen = console()
     report = evaluate.run(options(*words, *small(model, tmp_path / "out")), screen)

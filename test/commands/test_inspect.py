@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``kvstream inspect``: the plan it prints is the plan that a memory makes."""
 
 from __future__ import annotations
@@ -50,29 +51,32 @@ def test_a_smaller_number_format_holds_more(model: Path, capsys: pytest.CaptureF
     assert half["frames"] > full["frames"]
 
 
-def test_a_folder_without_weights_is_said_to_be_untrained(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_weights_is_shown_as_untrained(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(model), "--budget-mib", "2"]) == 0
     assert "untrained" in capsys.readouterr().out
 
 
-def test_the_smallest_budget_works_and_one_byte_less_does_not(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    smallest = inspected(capsys, model, "--budget-mib", 2)["smallest_budget_bytes"]
-    assert inspected(capsys, model, "--budget-mib", smallest / 2**20)["allocated_bytes"] <= smallest
-    assert main(["inspect", str(model), "--budget-mib", str((smallest - 1) / 2**20)]) == 2
+@pytest.mark.parametrize("quantized", [(), ("--quantized",)])
+def test_the_smallest_budget_works_and_one_byte_less_does_not(
+    quantized: tuple[str, ...], model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smallest = inspected(capsys, model, "--budget-mib", 4, *quantized)["smallest_budget_bytes"]
+    assert inspected(capsys, model, "--budget-mib", smallest / 2**20, *quantized)["allocated_bytes"] <= smallest
+    assert main(["inspect", str(model), "--budget-mib", str((smallest - 1) / 2**20), *quantized]) == 2
     assert "Set memory.budget_mib to at least" in capsys.readouterr().err
 
 
-def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
+def test_the_quantized_plan_is_the_one_that_a_memory_allocates(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ros_kvstream.stream.memory import VideoMemory
 
     room = ["--budget-mib", 1.5, "--max-question-tokens", 32, "--max-answer-tokens", 16]
-    report = inspected(capsys, model, *room, "--frame", "56x56", "--quantized", "--quantized-int8", 0.2, "--quantized-order",
-                       "recent")  # fmt: skip
+    quantized = ["--quantized", "--quantized-int8", 0.2, "--quantized-order", "recent"]
+    report = inspected(capsys, model, *room, "--frame", "56x56", *quantized)
     memory = MemorySettings(budget_mib=1.5, max_question_tokens=32, max_answer_tokens=16)
-    ladder = QuantizedSettings("on", int8=0.2, order="recent")
-    stream = VideoMemory(StreamSettings(ModelSettings(str(model)), memory, quantized=ladder))
+    settings = QuantizedSettings("on", int8=0.2, order="recent")
+    stream = VideoMemory(StreamSettings(ModelSettings(str(model)), memory, quantized=settings))
     stream.observe(np.zeros((56, 56, 3), np.uint8), 0.0)
     plan, steps = stream.arena.plan, report["quantized"]["slots"]
     assert report["allocated_bytes"] == stream.arena.allocated_bytes == sum(report["parts"].values())
@@ -86,17 +90,10 @@ def test_the_ladder_that_is_planned_is_the_one_that_a_memory_allocates(
     assert report["quantized"]["slots_ratio"] == pytest.approx(report["slots"]["frames"] / plain["slots"]["frames"])
 
 
-def test_the_ladder_is_shown_with_its_steps_and_its_gain(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_precisions_are_shown_with_the_gain_in_slots(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(model), "--budget-mib", "4", "--frame", "56x56", "--quantized"]) == 0
     said = capsys.readouterr().out
     assert "in int8" in said and "in int4" in said and "times" in said
-
-
-def test_the_smallest_quantized_budget_works_and_less_does_not(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    smallest = inspected(capsys, model, "--budget-mib", 4, "--quantized")["smallest_budget_bytes"]
-    assert inspected(capsys, model, "--budget-mib", smallest / 2**20, "--quantized")["allocated_bytes"] <= smallest
-    assert main(["inspect", str(model), "--budget-mib", str((smallest - 1) / 2**20), "--quantized"]) == 2
-    assert "Set memory.budget_mib to at least" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,7 +108,7 @@ def test_the_smallest_quantized_budget_works_and_less_does_not(model: Path, caps
         (["MODEL", "--frame", "9000x1"], "--frame 9000x1"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_invalid_input_is_rejected_by_name(
     arguments: list[str], said: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", *(str(model) if word == "MODEL" else word for word in arguments)]) == 2
@@ -119,14 +116,14 @@ def test_what_cannot_be_is_refused_by_name(
 
 
 @pytest.mark.parametrize("frame", ["640", "0x480", "640x", "axb", "99999x10"])
-def test_a_size_that_is_none_is_refused(frame: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_picture_size_is_rejected(frame: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["inspect", "--frame", frame])
     assert ended.value.code == 2
     assert frame in capsys.readouterr().err
 
 
-def test_an_unsupported_family_is_refused_with_the_supported_ones(
+def test_an_unsupported_family_is_rejected_with_the_supported_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
@@ -135,12 +132,12 @@ def test_an_unsupported_family_is_refused_with_the_supported_ones(
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB")])
-def test_sizes_read_well(count: int, text: str) -> None:
+def test_sizes_have_suitable_units(count: int, text: str) -> None:
     assert size(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(12.5, "12.5 s"), (600.0, "10 min 0 s"), (9000.0, "2 h 30 min")])
-def test_durations_read_well(seconds: float, text: str) -> None:
+def test_durations_have_suitable_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -160,6 +157,6 @@ def test_saliency_is_drawn_on_the_models_own_grid(
     assert cv2.imread(str(tmp_path / "out.png")) is not None
 
 
-def test_what_is_no_picture_is_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_picture_is_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(model), "--saliency", str(tmp_path / "missing.png")]) == 2
     assert "missing.png" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
-from ros_kvstream.errors import KvStreamError
+from ros_kvstream.errors import RecordingError
 from ros_kvstream.evaluation.cell_run import run_job, share_budget_mib
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
@@ -116,9 +116,25 @@ def test_a_full_cache_that_reaches_its_cap_is_a_refused_run_with_its_reason(mode
     assert small.run["status"] == "refused" and "at least" in small.run["reason"]
 
 
-def test_a_stream_without_pictures_is_an_error(model: VideoLanguageModel) -> None:
-    with pytest.raises(KvStreamError, match="no readable frame"):
-        run_job(Job(CELL, Episode(Pictures(0), (ask(1.0),))), model, FrameStore())
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(RecordingError("bag = 'x' has no image topic"), "bag = 'x' has no image topic"),
+     (PermissionError("denied"), "pictures: cannot be read: denied"),
+     (None, "pictures: holds no readable frame. cut off")],
+)  # fmt: skip
+def test_a_stream_that_cannot_be_read_is_a_refused_run_with_its_reason(
+    error: Exception | None, said: str, model: VideoLanguageModel
+) -> None:
+    class Broken(Pictures):
+        def frames(self, note: Any) -> Iterator[StreamFrame]:
+            note("cut off")
+            if error is not None:
+                yield next(super().frames(note))
+                raise error
+
+    for cell in (CELL, Cell("random", "recent", budget_share=0.5, overrides=TEXT)):
+        result = run_job(Job(cell, Episode(Broken(), (ask(0.0), ask(math.inf, "end")))), model, FrameStore())
+        assert (result.run["status"], result.run["reason"], result.lines) == ("refused", said, [])
 
 
 @pytest.mark.parametrize("archive", [0.0, 1.0])

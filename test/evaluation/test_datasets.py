@@ -15,7 +15,7 @@ import pytest
 
 from ros_kvstream.errors import KvStreamError, SettingsError
 from ros_kvstream.evaluation.datasets import BENCHMARKS, find_benchmark, read_benchmark
-from ros_kvstream.evaluation.datasets.common import Reading
+from ros_kvstream.evaluation.datasets.common import Reading, lettered, right_choice
 from ros_kvstream.evaluation.datasets.ovo_bench import digits_pattern, word_pattern
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.recordings.video_frames import VideoSource, video_seconds
@@ -127,6 +127,21 @@ def test_missing_videos_are_named_and_the_others_are_asked_about(mlvu: Path) -> 
         read_benchmark("mlvu", mlvu, 1.0)
 
 
+@pytest.mark.parametrize("found", ["105.mp4", "a/105.mp4"])
+def test_a_video_of_the_same_name_is_not_taken_for_another(found: str, tmp_path: Path) -> None:
+    entry = {"id": 0, "task": "OCR", "question": "Who?", "options": ["a man", "a woman"], "gt": 0, "realtime": 1}
+    write(tmp_path / "ovo_bench_new.json", [{**entry, "video": f"{folder}/105.mp4"} for folder in "ab"])
+    write_video(tmp_path / found)
+    if found == "105.mp4":
+        with pytest.raises(SettingsError, match="2 of 2 videos are not there"):
+            read_benchmark("ovo-bench", tmp_path, 1.0)
+        return
+    reading = read_benchmark("ovo-bench", tmp_path, 1.0)
+    assert [episode.name for episode in reading.episodes] == ["a/105.mp4"]
+    assert any(f"1 of 2 videos are not there: b/105.mp4; the folders searched: {tmp_path}" in note
+               for note in reading.notes)  # fmt: skip
+
+
 # -- Video-MME --------------------------------------------------------------------------------------------------------
 
 VIDEO_MME = {
@@ -141,15 +156,20 @@ VIDEO_MME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", ["by video", "rows"])
-def test_video_mme_is_read_in_both_layouts_and_scored_over_what_was_answered(layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "folder"),
+    [("by video", "data"), ("rows", "data"), ("rows", "videos_chunked_01/data"), ("rows", "videos/videos_chunked_20")],
+)
+def test_video_mme_is_read_in_all_layouts_and_scored_over_what_was_answered(
+    layout: str, folder: str, tmp_path: Path
+) -> None:
     if layout == "by video":
         write(tmp_path / "videomme.json", [VIDEO_MME])
     else:
         shared = {key: value for key, value in VIDEO_MME.items() if key != "questions"}
         rows = [{**shared, "videoID": "fFjv93ACGo8", **question} for question in VIDEO_MME["questions"]]  # type: ignore
         (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    write_video(tmp_path / "data" / "fFjv93ACGo8.mp4")
+    write_video(tmp_path / folder / "fFjv93ACGo8.mp4")
     reading = read_benchmark("video-mme", tmp_path, 1.0)
     first, second = questions(reading)
     assert first.prompt.splitlines()[1:] == ["How many?", *VIDEO_MME["questions"][0]["options"],  # type: ignore
@@ -240,6 +260,60 @@ def test_streamingbench_asks_at_its_time_stamps_and_tells_sequential_questions_w
     assert any("questions_omni.json is not there" in note for note in reading.notes)
 
 
+def test_streamingbench_as_published_lists_sequential_parts_by_video_and_tells_what_was_asked(tmp_path: Path) -> None:
+    task = "Sequential Question Answering"
+    parts = {video: [streamingbench_part(f"sample_{video}_sqa.mp4", [f"00:00:0{second}"], task) for second in (1, 2, 3)]
+             for video in (1, 2)}  # fmt: skip
+    listed, flat = [parts[1], parts[2]], [part for pair in zip(parts[1], parts[2], strict=True) for part in pair]
+    for layout, content in (("listed", listed), ("flat", flat)):
+        write(tmp_path / layout / "questions_sqa.json", content)
+        for video in (1, 2):
+            write_video(tmp_path / layout / "data" / "sqa" / f"sample_{video}" / "video.mp4")
+        reading = read_benchmark("streamingbench", tmp_path / layout, 1.0)
+        told = [question.prompt.count("question and answer occurred") for question in questions(reading)]
+        assert told == [0, 1, 2, 0, 1, 2] and len({question.name for question in questions(reading)}) == 6
+
+
+def test_streamingbench_judges_the_first_character_and_leaves_out_empty_answers(tmp_path: Path) -> None:
+    stamps = [f"00:00:0{second}" for second in range(1, 6)]
+    write(tmp_path / "questions_real.json", [streamingbench_part("sample_1_real.mp4", stamps, "Counting")])
+    write_video(tmp_path / "data" / "real" / "sample_1" / "video.mp4")
+    reading = read_benchmark("streamingbench", tmp_path, 1.0)
+    found = scores("streamingbench", reading, ["B", "Because", "The answer is B", "(B)", ""])
+    assert found["Counting"] == found["Real-Time Visual Understanding"] == 0.5
+
+
+def test_unpacked_streamingbench_videos_are_found_by_task_and_sample(tmp_path: Path) -> None:
+    task = "Misleading Context Understanding"
+    write(tmp_path / "src" / "data" / "questions_omni.json", [
+        streamingbench_part(f"sample_2_{name.replace(' ', '_')}.mp4", ["00:00:02"], name)
+        for name in (task, "Emotion Recognition")
+    ])  # fmt: skip
+    write_video(tmp_path / "data" / "omni" / task / "sample_2" / "video.mp4")
+    reading = read_benchmark("streamingbench", tmp_path, 1.0)
+    assert [episode.name for episode in reading.episodes] == ["sample_2_Misleading_Context_Understanding.mp4"]
+    (note,) = [note for note in reading.notes if "1 of 2 videos are not there" in note]
+    assert "sample_2_Emotion_Recognition.mp4" in note and str(tmp_path / "data" / "omni") in note
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        (["A. one", "", "B. two", "C. three", "", "D. four"], ("one", "two", "three", "four")),
+        (["A. one", "B. two", "and more", "C. three", "D. four"], ("one", "two, and more", "three", "four")),
+        (["A. one", "B. two", "C. three", "D. four", "D. five"], ("one", "two", "three", "four")),
+        (["A. one", "C. three", "D. four"], ("one", "", "three", "four")),
+        (["one", "", "three", "four"], ("one", "", "three", "four")),
+        (["A. Smith", "J. Doe", "three", "four"], ("Smith", "Doe", "three", "four")),
+    ],
+)
+def test_options_keep_their_letters_where_one_is_empty_split_or_missing(
+    options: list[str], texts: tuple[str, ...]
+) -> None:
+    assert right_choice("C", options, "letter", "here").choices == texts
+    assert [text.partition(". ")[0] for text in lettered(options)] == list("ABCD")
+
+
 def test_a_time_stamp_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
     write(tmp_path / "questions_real.json", [streamingbench_part("a.mp4", ["noon"], "OP")])
     with pytest.raises(SettingsError, match=r"questions_real.json, part 0, question 0: time_stamp = 'noon'"):
@@ -275,6 +349,22 @@ def test_ovo_bench_asks_every_moment_and_averages_tasks_then_modes(tmp_path: Pat
         "EPM": 0.5, "HLD": 1.0, "Backward Tracing Avg.": 0.75, "OCR": 0.0, "Real-Time Visual Perception Avg.": 0.0,
         "REC": 1.0, "SSR": 1.0, "CRR": 1.0, "Forward Active Responding Avg.": 1.0, "Overall Avg.": 1.75 / 3,
     })  # fmt: skip
+
+
+def test_ovo_bench_is_asked_at_the_end_of_its_published_clips(tmp_path: Path) -> None:
+    write(tmp_path / "ovo_bench_new.json", [
+        {"id": 7, "task": "OCR", "video": "a.mp4", "question": "Who?", "options": ["a man", "a woman"], "gt": 0,
+         "realtime": 9.5},
+        {"id": 8, "task": "REC", "video": "a.mp4", "activity": "jump",
+         "test_info": [{"realtime": 1, "count": 0}, {"realtime": 3, "count": 2}]},
+    ])  # fmt: skip
+    for clip in ("7", "8_0", "8_1"):
+        write_video(tmp_path / "chunked_videos" / f"{clip}.mp4")
+    reading = read_benchmark("ovo-bench", tmp_path, 1.0)
+    assert [(episode.name, [question.name for question in episode.questions]) for episode in reading.episodes] == [
+        ("7.mp4", ["7"]), ("8_0.mp4", ["8-0"]), ("8_1.mp4", ["8-1"]),
+    ]  # fmt: skip
+    assert all(math.isinf(question.at) for question in questions(reading))
 
 
 def test_ovo_bench_counts_and_words_are_matched_as_its_scoring_does() -> None:

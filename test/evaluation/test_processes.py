@@ -14,7 +14,14 @@ import psutil
 import pytest
 
 from ros_kvstream.errors import KvStreamError
-from ros_kvstream.evaluation.processes import ProcessError, ProcessGroup, free_domain, require_ros, ros_environment
+from ros_kvstream.evaluation.processes import (
+    Process,
+    ProcessError,
+    ProcessGroup,
+    free_domain,
+    require_ros,
+    ros_environment,
+)
 
 STUBBORN_PARENT = """
 import signal, subprocess, sys, time
@@ -42,6 +49,12 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     return condition()
 
 
+def printed_number(process: Process) -> int:
+    """The number in the first line that a process prints."""
+    assert eventually(lambda: "\n" in process.log.read_text())
+    return int(process.log.read_text())
+
+
 def gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -63,9 +76,8 @@ def test_a_process_is_asked_to_end_first(tmp_path: Path) -> None:
 
 def test_one_that_will_not_end_is_killed_with_all_it_started(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path, os.environ, patience=0.2) as group:
-        process = group.start("stubborn", [sys.executable, "-c", STUBBORN_PARENT], pipe=True)
-        assert process.stdout is not None
-        grandchild = int(process.stdout.readline())
+        process = group.start("stubborn", [sys.executable, "-c", STUBBORN_PARENT])
+        grandchild = printed_number(process)
         assert not gone(grandchild)
     assert not process.running
     assert eventually(lambda: gone(grandchild))
@@ -81,9 +93,8 @@ def test_all_end_when_the_context_is_left_by_an_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, of util-linux")
 def test_a_child_ends_when_its_parent_dies_without_a_word(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path, os.environ) as group:
-        parent = group.start("parent", [sys.executable, "-c", LEAVING_PARENT, str(tmp_path)], pipe=True)
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
+        parent = group.start("parent", [sys.executable, "-c", LEAVING_PARENT, str(tmp_path)])
+        child = printed_number(parent)
         assert eventually(lambda: gone(child))
 
 

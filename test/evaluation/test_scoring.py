@@ -39,7 +39,14 @@ def test_one_of_takes_any_of_its_answers() -> None:
         ("B", "B"), ("b", "B"), ("(C)", "C"), ("d.", "D"), ("B. green", "B"), ("The answer is C: blue", "C"),
         ("Option D", "D"), ("Best option: (A) red", "A"), ("green", "B"), ("It is B, I think", "B"),
         ("a yellow one", "D"), ("A yellow one", "D"), ("A cone, so B", "B"), ("nothing of that", ""), ("E", ""),
-        ("", ""), ("I'd say C", "C"),
+        ("", ""), ("I'd say C", "C"), ("A robot is in the yard. Answer: B", "B"), ("Not A, but B", "B"),
+        ("A robot is in the yard", ""), ("The answer is A because it is red", "A"), ("The answer is a cone", ""),
+        ("answer: b", "B"), ("(A) is wrong, so (C)", "C"), ("A is wrong. B.", "B"), ("B, not C", "B"),
+        ("B rather than C", "B"), ("There is a cone.\nB. green", "B"), ("B. It has vitamin C.", "B"),
+        ("The picture shows (B) green", "B"), ("A cone. The answer is A. No, the answer is D.", "D"),
+        ("A) red (B) green: I choose B", "B"), ("**B**", "B"), ("The correct option is **C**.", "C"),
+        ("A or B", ""), ("(A) or (B)", ""), ("Answer: A or B", ""), ("A, B", ""), ("A/B", ""), ("both A and C", ""),
+        ("It may be A. It may be C.", ""), ("Neither A nor B", ""), ("Between A and B, the answer is B", "B"),
     ],
 )  # fmt: skip
 def test_the_letter_is_read_out_of_the_ways_in_which_models_answer(answer: str, letter: str) -> None:

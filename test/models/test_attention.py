@@ -1,13 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ros_kvstream.models import attention
-from ros_kvstream.models.attention import arena_attention, flash_on_cpu, split_attention
+from ros_kvstream.models.attention import arena_attention, split_attention
+from ros_kvstream.models.torch_compat import flash_on_cpu
+
+
+def expected_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention over repeated keys under an explicit mask, causal by default."""
+    tokens, keys = query.shape[2], key.shape[2]
+    mask = torch.ones(tokens, keys, dtype=torch.bool).tril(keys - tokens) if mask is None else mask
+    wide = [states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value)]
+    return scaled_dot_product_attention(query, *wide, attn_mask=mask, scale=0.3)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
@@ -24,13 +35,10 @@ def test_folded_grouped_queries_equal_repeated_keys_under_an_explicit_mask(
     output, _ = arena_attention(
         SimpleNamespace(layer_idx=0), query, key, value, None, scaling=0.3, visible=[visible] if hidden else None
     )
-    groups = heads // kv_heads
     mask = torch.ones(tokens, keys, dtype=torch.bool).tril(keys - tokens).expand(heads, -1, -1).clone()
     if hidden:
-        mask[..., :11] &= visible.repeat_interleave(groups, 0)[:, None]
-    wide = [plane.repeat_interleave(groups, 1) for plane in (key, value)]
-    expected = scaled_dot_product_attention(query, *wide, attn_mask=mask[None], scale=0.3)
-    assert torch.allclose(output.transpose(1, 2), expected, atol=1e-6)
+        mask[..., :11] &= visible.repeat_interleave(heads // kv_heads, 0)[:, None]
+    assert torch.allclose(output.transpose(1, 2), expected_of(query, key, value, mask[None]), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -44,12 +52,10 @@ def test_attention_split_into_memory_and_chunk_equals_that_under_a_mask(
         pytest.skip("this torch offers no attention with log-sum-exps on the CPU")
     generator = torch.Generator().manual_seed(memory + tokens)
     query = torch.randn(1, heads, tokens, 16, generator=generator).to(dtype)
-    planes = 3 * torch.randn(2, 1, kv_heads, memory + tokens + 9, 16, generator=generator).to(dtype)
-    key, value = planes[:, :, :, : memory + tokens]
+    both = 3 * torch.randn(2, 1, kv_heads, memory + tokens + 9, 16, generator=generator).to(dtype)
+    key, value = both[:, :, :, : memory + tokens]
     output = split_attention(kernel, query, key, value, 0.3)
-    mask = torch.ones(tokens, memory + tokens, dtype=torch.bool).tril(memory)
-    wide = [plane.float().repeat_interleave(heads // kv_heads, 1) for plane in (key, value)]
-    expected = scaled_dot_product_attention(query.float(), *wide, attn_mask=mask, scale=0.3)
+    expected = expected_of(query.float(), key.float(), value.float())
     assert torch.allclose(output.float(), expected, atol=5e-6 if dtype == torch.float32 else 0.06)
 
 
@@ -61,10 +67,7 @@ def test_a_long_memory_gives_the_same_with_and_without_the_kernel(monkeypatch: p
     query = torch.randn(1, 4, 5, 16, generator=generator)
     key, value = torch.randn(2, 1, 2, attention.SPLIT_KEYS + 3, 16, generator=generator)
     output, _ = arena_attention(SimpleNamespace(layer_idx=0), query, key, value, None, scaling=0.3)
-    mask = torch.ones(5, key.shape[2], dtype=torch.bool).tril(key.shape[2] - 5)
-    wide = [plane.repeat_interleave(2, 1) for plane in (key, value)]
-    expected = scaled_dot_product_attention(query, *wide, attn_mask=mask, scale=0.3)
-    assert torch.allclose(output.transpose(1, 2), expected, atol=2e-6)
+    assert torch.allclose(output.transpose(1, 2), expected_of(query, key, value), atol=2e-6)
 
 
 def test_a_kernel_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +75,6 @@ def test_a_kernel_that_gives_something_else_is_not_used(monkeypatch: pytest.Monk
         return query, query[..., 0]
 
     monkeypatch.setattr(
-        attention.torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", other, raising=False
+        torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", other, raising=False
     )
-    assert attention.flash_on_cpu.__wrapped__() is None
+    assert flash_on_cpu.__wrapped__() is None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device, number format and attention are what is there, or an error says what is not and what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetching from a hub, against a hub on this machine, in a process of its own: the library reads its address once."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_hub import FakeHub, serving
-from support.model_folder import save_random_model
+from support.model_folders import save_random_model
 
 from ros_kvstream.errors import ModelError
 from ros_kvstream.models.hub import require_safetensors, wanted_files

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest
@@ -6,43 +7,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ros_kvstream.models.layout import (
-    SEPARATOR,
     Layout,
     SequencedGrids,
     TimedGrids,
     TokenSequence,
-    grid_places,
-    text_places,
+    patch_coordinates,
+    text_coordinates,
 )
 
-LAYOUTS = [TokenSequence(), TokenSequence(separators=True), SequencedGrids()]
 
-
-def frame_places(rows: int, columns: int, before: int, after: int, separators: bool) -> torch.Tensor:
+def frame_places(rows: int, columns: int, before: int, after: int) -> torch.Tensor:
     """All tokens of a frame in the order of the sequence."""
-    first, last = text_places(before, after)
-    grid = grid_places(rows, columns).view(rows, columns, 2)
-    ends = torch.tensor([[[SEPARATOR, row]] for row in range(rows)], dtype=torch.int32)
-    middle = torch.cat([grid, ends], dim=1) if separators else grid
-    return torch.cat([first, middle.flatten(0, 1), last])
+    first, last = text_coordinates(before, after)
+    return torch.cat([first, patch_coordinates(rows, columns), last])
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12), st.integers(0, 3), st.booleans())
-def test_a_sequence_gives_every_token_the_next_position(
-    rows: int, columns: int, before: int, after: int, separators: bool
-) -> None:
-    layout, coordinates = TokenSequence(separators), frame_places(rows, columns, before, after, separators)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12), st.integers(0, 3))
+def test_a_sequence_gives_every_token_the_next_position(rows: int, columns: int, before: int, after: int) -> None:
+    layout, coordinates = TokenSequence(), frame_places(rows, columns, before, after)
     positions = layout.frame(100 + before, coordinates, rows, columns)
     assert positions[:, 0].tolist() == list(range(100, 100 + len(coordinates)))
     assert positions[:, 1:].tolist() == coordinates.tolist()
     assert before + layout.span(rows, columns) + after == len(coordinates)
+    assert len({tuple(place) for place in coordinates.tolist()}) == len(coordinates)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12), st.integers(0, 3))
 def test_sequenced_grids_count_text_and_take_the_longer_side(rows: int, columns: int, before: int, after: int) -> None:
-    layout, coordinates = SequencedGrids(), frame_places(rows, columns, before, after, False)
+    layout, coordinates = SequencedGrids(), frame_places(rows, columns, before, after)
     along = layout.frame(100 + before, coordinates, rows, columns)[:, 0].tolist()
     grid = 100 + before
     end = grid + max(rows, columns)
@@ -51,20 +45,13 @@ def test_sequenced_grids_count_text_and_take_the_longer_side(rows: int, columns:
 
 def test_timed_grids_stand_at_one_time_with_places_from_the_prompts_end() -> None:
     layout = TimedGrids(7)
-    assert layout.frame(40, grid_places(2, 3), 2, 3).tolist() == [[40, 7 + i // 3, 7 + i % 3] for i in range(6)]
+    assert layout.frame(40, patch_coordinates(2, 3), 2, 3).tolist() == [[40, 7 + i // 3, 7 + i % 3] for i in range(6)]
     assert layout.text(9, 2).tolist() == [[9, 9, 9], [10, 10, 10]]
     assert layout.after(8, 5) == 12
     assert layout.after(50, 5) == 51
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: type(layout).__name__)
+@pytest.mark.parametrize("layout", [TokenSequence(), SequencedGrids()], ids=lambda layout: type(layout).__name__)
 def test_text_of_no_frame_is_on_no_grid_and_follows_the_newest(layout: Layout) -> None:
     assert layout.text(9, 2).tolist() == [[9, -1, -1], [10, -1, -1]]
     assert layout.after(50, 99) == 51
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(0, 2))
-def test_no_two_tokens_of_a_frame_have_one_place(rows: int, columns: int, before: int, after: int) -> None:
-    coordinates = frame_places(rows, columns, before, after, True).tolist()
-    assert len({tuple(place) for place in coordinates}) == len(coordinates)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two real frames in one temporal grid: the families' own forward over the patches of a video is the oracle."""
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import test_qwen2_5_vl, test_qwen2_vl, test_qwen3_vl
 from support import family_checks as checks
-from support.tiny_families import llava_onevision, qwen2_vl, qwen3_vl
+from support import oracles
+from support.tiny_families import llava_onevision, qwen2_vl, qwen3_vl, wide_qwen2_5_vl
 from support.tiny_models import qwen2_5_vl
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.stream.memory import VideoMemory
 
 STAMPS = [100.0, 100.0, 101.5, 102.0, 103.0]
-"""Two pairs, the first of one moment (times are told from the first grid on), and a frame that is left over."""
+"""Two pairs, the first of one moment (times count from the first grid), and a frame that is left over."""
 
 
 def video_patches(model: Any, frames: list[np.ndarray]) -> torch.Tensor:
@@ -49,11 +50,11 @@ def with_video(model: Any, frames: list[np.ndarray]) -> Any:
 
 
 CASES = [
-    (qwen2_vl, test_qwen2_vl.one_shot, (56, 84), False),
-    (lambda: qwen2_5_vl(seed=1, pixels=56 * 84), test_qwen2_5_vl.full_forward, (56, 84), False),
-    (qwen3_vl, test_qwen3_vl.one_shot, (64, 96), True),
+    (qwen2_vl, oracles.qwen2_vl, (56, 84), False),
+    (lambda: wide_qwen2_5_vl(seed=1), oracles.qwen2_5_vl, (56, 84), False),
+    (qwen3_vl, oracles.qwen3_vl, (64, 96), True),
 ]
-"""Maker, one-shot forward, size without a resize, whether a grid is told its frames' mean time."""
+"""Maker, oracle, size without a resize, whether the text of a grid is its frames' mean time."""
 FAMILIES = pytest.mark.parametrize(("make", "one_shot", "size", "mean"), CASES, ids=["qwen2", "qwen2_5", "qwen3"])
 
 
@@ -86,7 +87,7 @@ def test_a_frame_paired_with_itself_is_the_frame(
 
 
 def test_a_family_of_one_frame_a_grid_refuses_two() -> None:
-    with pytest.raises(SettingsError, match="frames_per_grid = 2: the family llava_onevision has 1 frame a grid"):
+    with pytest.raises(SettingsError, match="frames_per_grid = 2: a grid of the family llava_onevision holds 1"):
         checks.stream_of(llava_onevision(), frames_per_grid=2)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of weights from a config alone, and the refusal before anything is loaded."""
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def test_the_skeleton_counts_what_the_loaded_network_has_tied_weights_once(tied:
     assert weight_bytes(bare, torch.bfloat16) == 2 * count_parameters(bare)
 
 
-def test_quantised_weights_are_counted_in_their_bits_and_the_vision_tower_in_full() -> None:
+def test_quantized_weights_are_counted_in_their_bits_and_the_vision_tower_in_full() -> None:
     network = qwen2_5_vl().network
     linear = sum(
         module.weight.numel()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed images: by content, whatever the driver wrote into ``format``; damaged ones are refused."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from support.running_node import compressed
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.node.compressed_images import MAX_PIXELS, compressed_to_rgb
-from ros_kvstream.node.images import DepthRendering
+from ros_kvstream.node.settings import IngestSettings
 
 RGB = np.random.default_rng(1).integers(0, 256, (24, 32, 3), dtype=np.uint8)
 SMOOTH = cv2.GaussianBlur(RGB, (0, 0), 5)
@@ -79,7 +80,7 @@ def test_zeros_behind_a_jpeg_are_accepted() -> None:
 
 @pytest.mark.parametrize("form", ["h264", "ffmpeg", "zstd"])
 def test_what_is_no_picture_is_refused_with_its_format(form: str) -> None:
-    with pytest.raises(FrameError, match=f"'{form}'.*no JPEG, PNG or WebP"):
+    with pytest.raises(FrameError, match=f"'{form}'.*is not JPEG, PNG or WebP"):
         compressed_to_rgb(compressed(b"\0\0\0\1\x67" * 30, 1.0, form))
 
 
@@ -96,7 +97,7 @@ def test_compressed_depth_is_refused_or_rendered(form: str) -> None:
     message = compressed(b"\0" * 12 + encode("png", DEPTH), 1.0, form)
     with pytest.raises(FrameError, match="ingest.depth"):
         compressed_to_rgb(message)
-    found = compressed_to_rgb(message, DepthRendering("grey", near=1.0, far=5.0))
+    found = compressed_to_rgb(message, IngestSettings(depth="grey", depth_near=1.0, depth_far=5.0))
     assert found[0, 0, 0] == 0 and found[3, 4, 0] == 255 and found[-1, -1, 0] == 1
 
 
@@ -108,7 +109,7 @@ def test_depth_sent_as_a_plain_picture_is_refused_as_depth() -> None:
 def test_float_depth_compressed_is_refused_by_name() -> None:
     message = compressed(b"\0" * 12 + encode("png", DEPTH), 1.0, "32FC1; compressedDepth png")
     with pytest.raises(FrameError, match="32FC1; compressedDepth"):
-        compressed_to_rgb(message, DepthRendering("grey"))
+        compressed_to_rgb(message, IngestSettings(depth="grey"))
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Levels and reasons, from snapshots."""
 
 from __future__ import annotations
@@ -7,16 +8,17 @@ from dataclasses import replace
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 
-from ros_kvstream.node.diagnostics import CameraHealth, Health, Thresholds, statuses
+from ros_kvstream.node.diagnostics import CameraHealth, Health, statuses
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.metrics import Metrics
+from ros_kvstream.node.settings import DiagnosticsSettings
 from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
-THRESHOLDS = Thresholds(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
-CAMERA = CameraHealth("front", "/image", 0.1, True, "nobody publishes /image", CameraCount(10, 10, 10), {}, 10)
+THRESHOLDS = DiagnosticsSettings(no_image_s=5.0, image_age_s=1.0, drop_share=0.5)
+CAMERA = CameraHealth("front", "/image", 0.1, True, CameraCount(10, 10, 10), "no publisher on /image", {}, 10)
 MEMORY = MemoryStats(budget_bytes=100, allocated_bytes=90, used_bytes=50, peak_bytes=60, slots=10, slots_used=5)
-HEALTH = Health("/kvstream", "active", "", "", False, "tiny", True, "tar", MEMORY, 1000, 0, [CAMERA], Metrics())
+HEALTH = Health("/kvstream", "active", model="tiny", policy="tar", memory=MEMORY, process_bytes=1000, cameras=[CAMERA])
 
 
 def found(health: Health) -> dict[str, DiagnosticStatus]:
@@ -41,12 +43,13 @@ def test_a_healthy_node_is_ok_in_every_part() -> None:
     (replace(HEALTH, state="inactive"), "state", WARN, "inactive"),
     (replace(HEALTH, memory=replace(MEMORY, peak_bytes=101)), "memory", ERROR, "more than memory.budget_mib"),
     (replace(HEALTH, memory=replace(MEMORY, archive_problem="archive.path is full")), "memory", WARN, "is full"),
-    (with_camera(silence=6.0), "camera front", WARN, "no image for 6 s: nobody publishes /image"),
+    (with_camera(silence=6.0), "camera front", WARN, "no image for 6 s: no publisher on /image"),
     (with_camera(silence=51.0), "camera front", STALE, "no image for 51 s"),
     (with_camera(incompatible="publisher offers best_effort"), "camera front", ERROR, "best_effort"),
     (with_camera(last_refusal="encoding 'x' is not supported"), "camera front", WARN, "'x'"),
     (with_camera(heard=False), "camera front", OK, "waiting for the first image on /image"),
-    (with_camera(dropped_lately={"queue": 6}), "ingest", WARN, "60 % of the frames are dropped, most for 'queue'"),
+    (with_camera(dropped_lately={"queue": 6}), "ingest", WARN,
+     "60 % of the frames are dropped, mostly because of 'queue'"),
     (with_camera(dropped_lately={"queue": 5}), "ingest", OK, ""),
     (with_camera(dropped_lately={"sequence_gap": 30}), "ingest", WARN, "net.core.rmem_max"),
 ])
@@ -68,11 +71,12 @@ def test_an_unconfigured_node_reports_its_state_only() -> None:
     assert set(found(replace(HEALTH, state="unconfigured"))) == {"state"}
 
 
-def test_spreads_and_rates_are_of_the_window() -> None:
+def test_percentiles_and_rates_cover_the_window() -> None:
     metrics = Metrics(seconds=60.0)
     for value in range(1, 101):
         metrics.add("frame", float(value))
-    spread = metrics.spread("frame")
-    assert (spread.count, spread.p50, spread.p95, spread.maximum, spread.newest) == (100, 50.0, 95.0, 100.0, 100.0)
-    assert metrics.rate("frame", 5.0) == 20.0 and metrics.rate("other") == 0.0 and metrics.spread("other").count == 0
-    assert Metrics(seconds=-1.0).spread("frame").count == 0
+    values = metrics.percentiles("frame")
+    assert (values.count, values.p50, values.p95, values.maximum, values.newest) == (100, 50.0, 95.0, 100.0, 100.0)
+    assert metrics.rate("frame", 5.0) == 20.0
+    assert metrics.rate("other") == 0.0 and metrics.percentiles("other").count == 0
+    assert Metrics(seconds=-1.0).percentiles("frame").count == 0

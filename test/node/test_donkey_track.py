@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real recording through a real node: 1,000 frames, all accounted for, the budget never passed, no growth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The executor's thread never waits: not for the model, not for a picture to be copied, not for a transition."""
 
 from __future__ import annotations
@@ -66,15 +67,15 @@ class Bench:
 
     @property
     def session(self) -> Any:
-        return self.node._reporter.session
+        return self.node.status.session
 
     @property
     def state(self) -> str:
-        return str(self.node._state_machine.current_state[1])
+        return self.node.status.state
 
     @property
     def ticks(self) -> int:
-        return self.node._reporter.metrics.spread("executor lateness").count
+        return self.node.metrics.percentiles("executor lateness").count
 
     def until(self, condition: Callable[[], Any]) -> None:
         end = time.monotonic() + PATIENCE
@@ -127,10 +128,10 @@ def test_while_the_memory_is_busy_frames_are_counted_calls_are_taken_and_the_tim
     bench.until(lambda: all(future.done() for future in waiting) and bench.session.counters.total().waiting == 0)
     assert threading.get_ident() not in set().union(*bench.threads.values())
     assert {"observe", "ask", "clear", "save", "set_budget", "reconfigure"} <= set(bench.threads)
-    meters = bench.node._reporter.metrics
+    metrics = bench.node.metrics
     with capsys.disabled():  # for a person who looks; a test of time would tell of the machine's load
-        print(f"\nexecutor lateness ms: {meters.spread('executor lateness')}; "
-              f"image callback ms: {meters.spread('image callback')}")
+        print(f"\nexecutor lateness ms: {metrics.percentiles('executor lateness')}; "
+              f"image callback ms: {metrics.percentiles('image callback')}")
 
 
 def test_a_cleanup_waits_for_the_workers_step_and_the_timer_ticks_on(bench: Bench) -> None:

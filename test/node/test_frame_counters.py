@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frame counters, and losses found from publication numbers."""
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from ros_kvstream.records import Observation
 
 
 def test_published_is_seen_plus_dropped_and_seen_is_kept_plus_gated() -> None:
-    account = FrameCounters()
-    account.received("front")
-    account.received("front", lost_before=3)
-    account.received("front")
-    account.dropped("front", DropCause.ENCODING)
-    account.observed("front", Observation(0, True, 4))
-    account.observed("front", Observation(0, False, 0))
-    count = account.camera("front")
+    counters = FrameCounters()
+    counters.received("front")
+    counters.received("front", lost_before=3)
+    counters.received("front")
+    counters.dropped("front", DropCause.ENCODING)
+    counters.observed("front", Observation(0, True, 4))
+    counters.observed("front", Observation(0, False, 0))
+    count = counters.camera("front")
     assert count.published == 6 == count.seen + sum(count.dropped.values())
     assert (count.seen, count.kept, count.gated) == (2, 1, 1)
-    assert account.camera("unknown").published == 0
+    assert counters.camera("unknown").published == 0
 
 
 def test_the_total_adds_all_cameras() -> None:
-    account = FrameCounters()
+    counters = FrameCounters()
     for camera in ("front", "rear"):
-        account.received(camera, lost_before=1)
-        account.dropped(camera, DropCause.QUEUE)
-    total = account.total()
+        counters.received(camera, lost_before=1)
+        counters.dropped(camera, DropCause.QUEUE)
+    total = counters.total()
     assert total.published == 4 and dict(total.dropped) == {"sequence_gap": 2, "queue": 2}
 
 

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ~/kept_tokens shows: kept patches bright, evicted ones dark, moments spread over time."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ros_kvstream.node.kept_tokens import DARK, MOMENTS, WIDTH, draw, light, spread_out
+from ros_kvstream.node.kept_tokens import DARK, TILES, WIDTH, draw, evenly_spaced, light
 
 WHITE = np.full((120, 160, 3), 200, np.uint8)
 
@@ -23,12 +24,12 @@ def test_a_frame_of_which_nothing_is_kept_is_dark() -> None:
 
 def test_the_picture_has_the_frame_above_and_the_moments_below_in_order() -> None:
     ones = np.ones((3, 4), np.float32)
-    tiles = [(np.full((45, WIDTH // MOMENTS, 3), value, np.uint8), ones) for value in (10, 20, 30)]
+    tiles = [(np.full((45, WIDTH // TILES, 3), value, np.uint8), ones) for value in (10, 20, 30)]
     picture = draw(WHITE, ones, tiles)
     assert picture.shape == (360 + 45, WIDTH, 3)
     assert (picture[:360] == 200).all()
     strip = picture[360:]
-    assert [int(strip[0, index * (WIDTH // MOMENTS), 0]) for index in range(4)] == [10, 20, 30, 0]
+    assert [int(strip[0, index * (WIDTH // TILES), 0]) for index in range(4)] == [10, 20, 30, 0]
 
 
 def test_without_moments_there_is_no_strip() -> None:
@@ -37,8 +38,8 @@ def test_without_moments_there_is_no_strip() -> None:
 
 def test_moments_are_spread_from_the_oldest_to_the_newest() -> None:
     moments = {number: object() for number in reversed(range(100))}
-    chosen = [number for number, _ in spread_out(moments, 8)]
+    chosen = [number for number, _ in evenly_spaced(moments, 8)]
     assert chosen[0] == 0 and chosen[-1] == 99 and len(chosen) == 8
     gaps = np.diff(chosen)
     assert gaps.min() >= 14 and gaps.max() <= 15
-    assert [number for number, _ in spread_out({3: object(), 1: object()}, 8)] == [1, 3]
+    assert [number for number, _ in evenly_spaced({3: object(), 1: object()}, 8)] == [1, 3]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launch files, started for real; skipped where launch is missing, which comes with a ROS 2 installation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records to messages: nothing lost, nothing invented."""
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from builtin_interfaces.msg import Time
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ros_kvstream.node.diagnostics import CameraHealth, Health
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.messages import (
-    SPREADS,
-    CameraFigures,
-    NodeFigures,
+    PERCENTILE_SERIES,
     answer_message,
     evidence_message,
     fill_answer,
@@ -25,14 +25,15 @@ from ros_kvstream.node.messages import (
     to_seconds,
     to_stamp,
 )
-from ros_kvstream.node.metrics import Percentiles
-from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats
+from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats, Observation
 from ros_kvstream.srv import Query
 
 MEMORY = MemoryStats(**{item.name: number + 1 for number, item in enumerate(fields(MemoryStats))})
 COUNT = CameraCount(5, 4, 3, 1)
-FIGURES = NodeFigures("tiny", "tar", 7, COUNT, 2, 1, 1.5, 2.5, 3.5, 4.5, 5.5, {"vision_spread_ms": Percentiles(1, 2.0, 3.0)},
-                      [CameraFigures("rear", "/rear/image", 2.0, COUNT)])
+FRAME = Observation(0, True, 4, vision_ms=2.5, prefill_ms=3.5, compaction_ms=4.5)
+HEALTH = Health(model="tiny", policy="tar", memory=MEMORY, process_bytes=7, frames=COUNT, queue_capacity=2,
+                questions_waiting=1, newest=FRAME, cameras=[CameraHealth("rear", "/rear/image", 2.0, True, COUNT)])
+HEALTH.metrics.add("vision", 3.0)
 
 
 @given(st.integers(-(2**31), 2**31 - 2), st.integers(0, 999_999_999))
@@ -49,7 +50,7 @@ def test_seconds_that_are_no_stamp_become_zero(seconds: float) -> None:
 
 
 def test_figures_carry_every_field_of_the_memory() -> None:
-    message = stats_message(Time(sec=3), MEMORY, FIGURES)
+    message = stats_message(Time(sec=3), HEALTH)
     own = {"frames_seen": 4, "frames_kept": 3, "frames_gated": 1}  # the node's counters, which clear does not reset
     for item in fields(MemoryStats):
         if item.name in ("camera_slots", "archive_problem"):  # in diagnostics
@@ -59,14 +60,15 @@ def test_figures_carry_every_field_of_the_memory() -> None:
             found = to_seconds(found)
         assert found == own.get(item.name, wanted), item.name
     assert message.frames_published == 5 and message.queue_length == 1 and message.header.stamp.sec == 3
-    assert message.vision_spread_ms.p95 == 3.0 and message.cameras[0].name == "rear"
+    assert (message.vision_ms, message.prefill_ms, message.compaction_ms) == (2.5, 3.5, 4.5)
+    assert message.vision_percentiles_ms.p95 == 3.0 and message.cameras[0].name == "rear"
     assert message.cameras[0].frames_published == 5 and message.cameras[0].silence_s == 2.0
     assert len(message.drop_causes) == len(message.drop_counts) == 6
 
 
-def test_every_spread_of_the_figures_has_its_series() -> None:
-    fields = stats_message(Time(), MEMORY, FIGURES).get_fields_and_field_types()
-    assert {name for name, kind in fields.items() if kind == "ros_kvstream/Percentiles"} == set(SPREADS)
+def test_every_percentiles_field_has_its_series() -> None:
+    fields = stats_message(Time(), HEALTH).get_fields_and_field_types()
+    assert {name for name, kind in fields.items() if kind == "ros_kvstream/Percentiles"} == set(PERCENTILE_SERIES)
 
 
 def test_evidence_lists_experts_in_parallel() -> None:
@@ -97,10 +99,10 @@ def test_an_answer_and_a_refusal_are_recorded_with_their_question() -> None:
     request = Query.Request(question="%s {0} what ?", camera="rear")
     evidence = (FrameEvidence(1, 2.0, 2.0, "rear", 0.5),)
     answer = Answer("what ?", "a cone", evidence, LatencyBreakdown(), MEMORY, 2.0, "length")
-    response = fill_answer(Query.Response(), answer, stats_message(Time(), MEMORY, FIGURES))
+    response = fill_answer(Query.Response(), answer, stats_message(Time(), HEALTH))
     recorded = answer_message(request, response)
     assert recorded.success and (recorded.question, recorded.answer) == ("%s {0} what ?", "a cone")
     assert recorded.finish_reason == "length" and len(recorded.evidence) == 1
     assert to_seconds(recorded.header.stamp) == 2.0
-    refused = answer_message(request, fill_refusal(Query.Response(), "busy", stats_message(Time(), MEMORY, FIGURES)))
+    refused = answer_message(request, fill_refusal(Query.Response(), "busy", stats_message(Time(), HEALTH)))
     assert not refused.success and refused.message == "busy" and refused.answer == "" and not refused.evidence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cameras of a real node process: quality of service, silence, wrong topics, and a clock that stands still."""
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def test_an_image_sent_before_the_node_started_arrives_where_durability_is_asked
 def test_incompatible_quality_of_service_is_an_error_that_names_topic_and_remedy(node: RunningNode) -> None:
     publisher = node.camera("/strict/image", reliable=False, wait=False)
     status = node.until_status("camera strict", lambda status: status.level == ERROR)
-    for part in ("/strict/image", "best_effort", "reliable", "no image will come",
+    for part in ("/strict/image", "best_effort", "reliable", "no image will arrive",
                  "qos_overrides./strict/image.subscription.reliability to best_effort"):
         assert part in status.message
-    assert "no image will come" in node.output()
+    assert "no image will arrive" in node.output()
     node.client.destroy_publisher(publisher)
     good = node.camera("/strict/image", reliable=True)
     good.publish(image(picture(2), 8.0))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node does about errors inside its memory; in this process, so that errors can be made."""
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from typing import Any
 
 import pytest
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import Image
 from support.running_node import PATIENCE, image, own_domain, picture
 
 from ros_kvstream.node.lifecycle_node import KvStreamNode
-from ros_kvstream.node.reporting import LATELY
 
 
 class Bench:
@@ -28,6 +29,9 @@ class Bench:
         self.node = KvStreamNode(context=context, parameter_overrides=overrides)
         self.helper = rclpy.create_node("camera", context=context)
         self.camera = self.helper.create_publisher(Image, "/image", 10)
+        self.reports: list[str] = []
+        """Messages of all diagnostic statuses."""
+        self.helper.create_subscription(DiagnosticArray, "/diagnostics", self._reported, 10)
         self.executor = SingleThreadedExecutor(context=context)
         for node in (self.node, self.helper):
             self.executor.add_node(node)
@@ -35,13 +39,16 @@ class Bench:
         self.stamp = 0.0
         self.until(lambda: self.state == "active" and self.camera.get_subscription_count() > 0)
 
+    def _reported(self, array: DiagnosticArray) -> None:
+        self.reports += [status.message for status in array.status]
+
     @property
     def state(self) -> str:
-        return str(self.node._state_machine.current_state[1])
+        return self.node.status.state
 
     @property
     def counts(self) -> Any:
-        return self.node._reporter.session.counters.total()
+        return self.node.status.session.counters.total()
 
     def until(self, condition: Any) -> None:
         end = time.monotonic() + PATIENCE
@@ -62,10 +69,10 @@ class Bench:
         def fail(*_: Any, **__: Any) -> None:
             raise MemoryError("no memory left")
 
-        self.node._reporter.session.worker.call(lambda memory: setattr(memory.model, "encode_frames", fail)).result(60)
+        self.node.status.session.worker.call(lambda memory: setattr(memory.model, "encode_frames", fail)).result(60)
 
     def mend_model(self) -> None:
-        self.node._reporter.session.worker.call(lambda memory: delattr(memory.model, "encode_frames")).result(60)
+        self.node.status.session.worker.call(lambda memory: delattr(memory.model, "encode_frames")).result(60)
 
     def close(self) -> None:
         self.node.destroy_node()
@@ -91,7 +98,7 @@ def test_a_node_that_is_to_continue_drops_frames_reports_the_cause_and_recovers(
     bench.break_model()
     bench.publish(5)
     assert bench.state == "active" and bench.counts.dropped["fault"] == 5
-    assert "no memory left" in bench.node._reporter._recent(bench.node._reporter._fault) and LATELY > 0
+    bench.until(lambda: any("no memory left" in message for message in bench.reports))
     bench.mend_model()
     bench.publish(2)
     assert bench.counts.seen == 4 and bench.counts.published == 9
@@ -108,9 +115,9 @@ def test_a_node_that_is_to_deactivate_does_so_after_errors_in_a_row_and_can_be_a
     bench.break_model()
     bench.publish(3)
     bench.until(lambda: bench.state == "inactive")
-    assert "faults.action" in bench.node._reporter.failure
+    assert "faults.action" in bench.node.status.failure
     bench.mend_model()
     bench.node.trigger_activate()
     bench.until(lambda: bench.camera.get_subscription_count() > 0)
     bench.publish(1)
-    assert bench.state == "active" and bench.node._reporter.failure == ""
+    assert bench.state == "active" and bench.node.status.failure == ""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lifecycle and parameters of a real node process: any order of transitions, refusals with reasons, clean ends."""
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ def test_a_saved_memory_is_loaded_again_and_restored_by_a_new_configure(node: Ru
     assert node.set_parameter("memory.directory", str(tmp_path)) == ""
     assert node.set_parameter("memory.restore", "tour") == ""
     go(node, "active")
-    assert "there is no tour.safetensors yet" in node.output()
+    assert "tour.safetensors does not exist yet" in node.output()
     camera = node.camera("/image")
     for stamp in range(5):
         camera.publish(image(picture(stamp), 10.0 + stamp))

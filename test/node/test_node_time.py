@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node that runs by /clock: a bag that starts late, pauses and loops, and stamps of every kind. Tests go in order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Security (SROS 2): never an open node where security is demanded; the policy in config/ is one that the tools take.
 
 A node with security on needs the keystore tools (`sros2`, of a ROS installation) and a middleware that was built with
@@ -18,7 +19,6 @@ from xml.etree import ElementTree
 import pytest
 import rclpy
 from lifecycle_msgs.msg import Transition
-from rclpy.impl.implementation_singleton import rclpy_implementation
 from rosgraph_msgs.msg import Clock
 from support.running_node import image, own_domain, picture, running_node
 
@@ -26,6 +26,7 @@ from ros_kvstream.errors import KvStreamError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.main import NO_MIDDLEWARE
 from ros_kvstream.node.messages import to_stamp
+from ros_kvstream.node.rclpy_compat import RclError
 from ros_kvstream.node.security import security_hint
 from ros_kvstream.node.settings import CameraSettings
 
@@ -84,7 +85,7 @@ def skip_without_security(domain: int) -> None:
     rclpy.init(context=context, domain_id=domain)
     try:
         rclpy.create_node("test_client", context=context).destroy_node()
-    except rclpy_implementation.RCLError as error:
+    except RclError as error:
         if WITHOUT not in str(error):
             raise
         pytest.skip("the middleware here was built without security")
@@ -156,22 +157,22 @@ def test_a_camera_that_the_policy_does_not_grant_is_refused_in_words(
 
 def test_a_keystore_of_another_domain_is_refused_in_words(secured: Path) -> None:
     done = start(demanded(secured, "/kvstream"))
-    assert done.returncode == NO_MIDDLEWARE and "made for this ROS_DOMAIN_ID" in done.stdout + done.stderr
+    assert done.returncode == NO_MIDDLEWARE and "created for this ROS_DOMAIN_ID" in done.stdout + done.stderr
 
 
 def test_the_hint_at_security_is_given_only_where_it_can_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = rclpy_implementation.RCLError("could not create data writer")
+    refused = RclError("could not create data writer")
     monkeypatch.delenv("ROS_SECURITY_ENABLE", raising=False)
     assert security_hint(refused) == ""
     monkeypatch.setenv("ROS_SECURITY_ENABLE", "true")
     assert "config/kvstream.policy.xml" in security_hint(refused)
-    assert security_hint(rclpy_implementation.RCLError(f"This Fast DDS version {WITHOUT}")) == ""
+    assert security_hint(RclError(f"This Fast DDS version {WITHOUT}")) == ""
 
 
 def test_a_refused_subscription_names_the_camera_and_its_topic() -> None:
     node = Mock()
     node.resolve_topic_name.side_effect = lambda name: f"/{name}"
-    node.create_subscription.side_effect = rclpy_implementation.RCLError("invalid allocator")
+    node.create_subscription.side_effect = RclError("invalid allocator")
     with pytest.raises(KvStreamError, match="camera 'front' cannot subscribe /front/image: invalid allocator"):
         CameraSubscription(node, CameraSettings("front", "front/image", "raw"), Mock(), Mock(), Mock())
 
@@ -182,4 +183,4 @@ def test_with_security_on_a_silent_camera_tells_which_publishers_are_not_seen(mo
     node.resolve_topic_name.return_value = "/image"
     node.get_topic_names_and_types.return_value, node.count_publishers.return_value = [], 0
     camera = CameraSubscription(node, CameraSettings("camera", "image", "raw"), Mock(), Mock(), Mock())
-    assert "without an enclave of this keystore are not seen" in camera.why_silent()
+    assert "without an enclave of this keystore are not visible" in camera.why_silent()

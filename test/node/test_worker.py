@@ -1,9 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker with a real memory: questions before frames, faults survived, nothing left behind."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,6 +17,7 @@ import pytest
 from support.running_node import image, picture
 
 from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
+from ros_kvstream.memory.policies import policy_type
 from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.images import image_to_rgb
@@ -54,23 +58,23 @@ class Setup:
         from support.tiny_models import qwen2_5_vl
 
         self.told = Recorded()
-        self.account = FrameCounters()
-        self.frames = FrameQueue(64, self.account)
+        self.counters = FrameCounters()
+        self.frames = FrameQueue(64, self.counters)
         self.model = qwen2_5_vl()
         events = WorkerEvents(
             observed=lambda frame, *_: self.told.note(f"frame {frame.stamp:g}"),
             frame_refused=lambda frame, error: self.told.note(f"refused {error}"),
             fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
             token=lambda pending, _, index: self.told.note(f"token {pending.question.text}"))
-        self.worker = Worker(self.frames, self.account, image_to_rgb, events)
+        self.worker = Worker(self.frames, self.counters, image_to_rgb, events)
         settings = StreamSettings(memory=MemorySettings(budget_mib=budget_mib, policy="sliding_window"))
         self.made = self.worker.start(lambda: VideoMemory(settings, self.model))
 
     def put(self, *stamps: float, encoding: str = "rgb8") -> None:
         for stamp in stamps:
-            self.account.received("camera")
+            self.counters.received("camera")
             self.frames.put(QueuedFrame("camera", image(picture(int(stamp)), stamp, encoding), stamp, 0.0))
-        self.worker.frame_waiting()
+        self.worker.notify()
 
     def ask(self, text: str, **limits: Any) -> PendingQuestion:
         pending = PendingQuestion(Question(text, **limits))
@@ -89,7 +93,7 @@ class Setup:
         assert entered.wait(LONG)
         return release, done
 
-    def planes(self) -> list[np.ndarray]:
+    def slot_contents(self) -> list[np.ndarray]:
         """Copies of everything in the arena's slots."""
         from support.arenas import contents
 
@@ -126,16 +130,16 @@ def out_of_memory(*_: Any, **__: Any) -> None:
 def test_an_error_in_the_model_drops_the_frame_counts_it_and_the_next_one_is_taken(setup: Setup, step: str) -> None:
     setup.put(1)
     setup.told.wait_for(1)
-    before = setup.planes()
+    before = setup.slot_contents()
     setattr(setup.model, step, out_of_memory)
     setup.put(2)
     setup.told.wait_for(2)
     delattr(setup.model, step)
-    assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
+    assert all(np.array_equal(old, new) for old, new in zip(before, setup.slot_contents(), strict=True))
     setup.put(3)
     setup.told.wait_for(3)
     assert setup.told.events == ["frame 1", "fault frame: no memory left", "frame 3"]
-    count = setup.account.camera("camera")
+    count = setup.counters.camera("camera")
     assert (count.published, count.seen, count.dropped["fault"]) == (3, 2, 1)
 
 
@@ -150,12 +154,12 @@ def test_an_error_in_a_compaction_leaves_the_memory_as_it_was_and_the_next_one_s
     for stamp in range(slots // (rows * columns)):
         setup.put(stamp)
         setup.told.wait_for_event(f"frame {stamp}")
-    before = setup.planes()
-    setup.worker.call(lambda memory: monkeypatch.setattr(type(memory.policy), "select", out_of_memory)).result(LONG)
+    before = setup.slot_contents()
+    monkeypatch.setattr(policy_type("sliding_window"), "select", out_of_memory)
     setup.put(1000)
     setup.told.wait_for_event("fault frame: no memory left")
-    assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
-    setup.worker.call(lambda memory: monkeypatch.undo()).result(LONG)
+    assert all(np.array_equal(old, new) for old, new in zip(before, setup.slot_contents(), strict=True))
+    monkeypatch.undo()
     setup.put(1001)
     setup.told.wait_for_event("frame 1001")
     assert setup.worker.call(lambda memory: memory.stats().compactions).result(LONG) == 1
@@ -165,13 +169,13 @@ def test_an_error_in_a_compaction_leaves_the_memory_as_it_was_and_the_next_one_s
 def test_an_error_while_answering_fails_the_question_and_leaves_the_memory_as_it_was(setup: Setup) -> None:
     setup.put(1, 2)
     setup.told.wait_for(2)
-    before, decode = setup.planes(), setup.model.decode
+    before, decode = setup.slot_contents(), setup.model.decode
     setup.model.decode = lambda *_: (_ for _ in ()).throw(RuntimeError("broken"))
     failed = setup.ask("what ?", max_new_tokens=5)
     with pytest.raises(RuntimeError, match="broken"):
         failed.answer.result(LONG)
     setup.model.decode = decode
-    assert all(np.array_equal(old, new) for old, new in zip(before, setup.planes(), strict=True))
+    assert all(np.array_equal(old, new) for old, new in zip(before, setup.slot_contents(), strict=True))
     assert setup.ask("what ?", max_new_tokens=5).answer.result(LONG).question == "what ?"
 
 
@@ -180,15 +184,15 @@ def test_a_bad_encoding_is_told_and_counted(setup: Setup) -> None:
     setup.put(2)
     setup.told.wait_for(2)
     assert "rgb9" in setup.told.events[0] and setup.told.events[1] == "frame 2"
-    assert setup.account.camera("camera").dropped["encoding"] == 1
+    assert setup.counters.camera("camera").dropped["encoding"] == 1
 
 
 def test_a_frame_that_the_memory_cannot_hold_is_told_and_counted(setup: Setup) -> None:
-    setup.account.received("camera")
+    setup.counters.received("camera")
     setup.frames.put(QueuedFrame("camera", image(picture(1), 1.0), float("nan"), 0.0))
-    setup.worker.frame_waiting()
+    setup.worker.notify()
     setup.told.wait_for(1)
-    assert "stamp nan" in setup.told.events[0] and setup.account.camera("camera").dropped["rejected"] == 1
+    assert "stamp nan" in setup.told.events[0] and setup.counters.camera("camera").dropped["rejected"] == 1
 
 
 def test_a_question_that_ran_out_of_time_while_waiting_is_not_answered(setup: Setup) -> None:
@@ -204,7 +208,7 @@ def test_a_question_that_ran_out_of_time_while_waiting_is_not_answered(setup: Se
 def test_giving_up_ends_waiting_questions_at_once(setup: Setup) -> None:
     release, _ = setup.held()
     pending = setup.ask("what ?")
-    setup.worker.give_up_questions("the node was deactivated")
+    setup.worker.cancel_questions("the node was deactivated")
     with pytest.raises(QuestionCancelled, match="deactivated"):
         pending.answer.result(0)
     release.set()
@@ -239,8 +243,8 @@ def test_a_memory_that_cannot_be_made_is_reported_and_the_thread_ends() -> None:
     def make() -> VideoMemory:
         raise BudgetError("too small")
 
-    account = FrameCounters()
-    worker = Worker(FrameQueue(1, account), account, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
+    counters = FrameCounters()
+    worker = Worker(FrameQueue(1, counters), counters, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
     with pytest.raises(BudgetError, match="too small"):
         worker.start(make).result(LONG)
     assert worker.stop(LONG)
@@ -267,10 +271,8 @@ def test_the_collector_runs_again_after_a_model_that_cannot_be_loaded() -> None:
         assert not gc.isenabled()
         raise KvStreamError("no such model")
 
-    setup = Setup()
-    setup.made.result(LONG)
-    assert setup.worker.stop(LONG)
-    worker = Worker(setup.frames, setup.account, image_to_rgb, setup.worker._events)
+    counters = FrameCounters()
+    worker = Worker(FrameQueue(1, counters), counters, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
     assert isinstance(worker.start(fail).exception(LONG), KvStreamError)
     assert worker.stop(LONG) and gc.isenabled()
 
@@ -279,9 +281,10 @@ def test_a_worker_that_ends_by_itself_has_died() -> None:
     setup = Setup()
     setup.made.result(LONG)
     assert not setup.worker.died
-    setup.worker._step = lambda: False  # type: ignore[method-assign]
-    setup.worker.frame_waiting()
-    thread = setup.worker._thread
-    assert thread is not None
-    thread.join(LONG)
-    assert setup.worker.died
+    setup.model.encode_frames = lambda *_: sys.exit()  # ends the thread: not an Exception
+    setup.worker.ingest(True)
+    setup.put(1)
+    end = time.monotonic() + LONG
+    while not setup.worker.died:
+        assert time.monotonic() < end
+        time.sleep(0.01)

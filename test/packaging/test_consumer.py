@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A C++ package that uses the interfaces builds against the installed package and runs."""
 
 from __future__ import annotations

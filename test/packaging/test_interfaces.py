@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface definitions: documented, listed for the build, and complete against the records they carry."""
 
 from __future__ import annotations

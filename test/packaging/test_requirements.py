@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The requirement files: exact, explained, free of hosts, and in agreement with pyproject.toml."""
 
 from __future__ import annotations

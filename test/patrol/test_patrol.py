@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The patrol world: the same settings give the same stream, and a stream is what its sightings say."""
 
 from __future__ import annotations

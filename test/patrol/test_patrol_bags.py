@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bags of the patrol world read back as they were written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions about the patrol world: answers follow from the sightings, evidence lies where it should."""
 
 from __future__ import annotations

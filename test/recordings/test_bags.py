@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from ros_kvstream.patrol.bags import write_bag
@@ -32,6 +33,9 @@ TYPES = get_typestore(Stores.ROS2_JAZZY)
 def read(source: BagSource) -> tuple[list[StreamFrame], list[str]]:
     notes: list[str] = []
     return list(source.frames(notes.append)), notes
+
+
+IMAGE = "sensor_msgs/msg/Image"
 
 
 def picture_message(pixels: np.ndarray[Any, Any], stamp: float, kind: str) -> bytes:
@@ -57,6 +61,16 @@ def write_messages(folder: Path, messages: list[tuple[str, str, int, bytes]]) ->
         for topic, _, received, data in messages:
             writer.write(connections[topic], received, data)
     return folder
+
+
+def write_stamps(folder: Path, *cameras: tuple[str, list[float]], rate: float = 10.0) -> Path:
+    """A bag of cameras that are received together at a rate from 100 s on, with these header stamps."""
+    messages = [
+        (topic, IMAGE, round((100 + index / rate) * 1e9), picture_message(WORLD.picture(index % 24), stamp, IMAGE))
+        for index in range(max(len(stamps) for _, stamps in cameras))
+        for topic, stamps in cameras if index < len(stamps) for stamp in stamps[index : index + 1]
+    ]  # fmt: skip
+    return write_messages(folder, messages)
 
 
 @pytest.fixture(scope="module", params=["mcap", "sqlite3"])
@@ -89,6 +103,39 @@ def test_the_storage_file_alone_is_a_recording_too(bag: Path) -> None:
     (file,) = [file for file in bag.iterdir() if file.suffix in (".mcap", ".db3")]
     assert len(read(BagSource(file))[0]) == 24
     assert BagSource(file).name == "bag"
+
+
+STEPS = [index / 10 for index in range(60)]
+CLOCKS = {
+    "set back after the third": [1000 + step - (500 if index > 2 else 0) for index, step in enumerate(STEPS)],
+    "zero": [0.0] * 60, "constant": [77.5] * 60,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_pictures_with_unusable_header_stamps_come_on_the_times_of_their_reception(clock: str, tmp_path: Path) -> None:
+    source = BagSource(write_stamps(tmp_path / "bag", ("/image", CLOCKS[clock])))
+    frames, notes = read(source)
+    assert [frame.stamp for frame in frames] == pytest.approx([100 + step for step in STEPS])
+    assert source.first_stamp() == 100.0
+    assert len(notes) == 1 and "/image" in notes[0] and "times of reception are used" in notes[0]
+    assert len(read(BagSource(source.path, start=1.0, duration=2.0))[0]) == 21
+
+
+def test_cameras_on_different_clocks_come_on_the_times_of_their_reception(tmp_path: Path) -> None:
+    boot = write_stamps(tmp_path / "bag", ("/front", [100 + step for step in STEPS]), ("/rear", [5 + s for s in STEPS]))
+    frames, notes = read(BagSource(boot))
+    assert len(frames) == 120 and {frame.stamp for frame in frames if frame.camera == "rear"} == {
+        frame.stamp for frame in frames if frame.camera == "front"}  # fmt: skip
+    assert len(notes) == 1 and "/front and /rear are 95 s apart" in notes[0]
+
+
+def test_a_picture_stamped_before_the_first_one_is_read_unless_start_excludes_it(tmp_path: Path) -> None:
+    early = write_stamps(tmp_path / "bag", ("/front", [100 + s for s in STEPS]), ("/rear", [99.95 + s for s in STEPS]))
+    frames, notes = read(BagSource(early))
+    assert len(frames) == 120 and notes == []
+    assert min(frame.stamp for frame in frames) == pytest.approx(99.95)
+    assert min(frame.stamp for frame in read(BagSource(early, start=1.0))[0]) >= 101.0 - 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -195,20 +242,62 @@ def test_a_file_that_was_cut_off_gives_the_frames_before_the_cut(kind: str, tmp_
     assert topic.seconds == pytest.approx(frames[-1].stamp - frames[0].stamp, abs=1e-6)
 
 
-def write_chunks(path: Path, count: int = 8) -> Path:
-    """An mcap file in which every picture is a chunk of its own."""
+def write_chunks(path: Path, seconds: Sequence[int] = range(10, 18), index: bool = True) -> Path:
+    """An mcap file in which every picture is a chunk of its own; picture 0 is that of second 10."""
     import mcap.writer
 
-    kind = "sensor_msgs/msg/Image"
+    indexes = mcap.writer.IndexType.ALL if index else mcap.writer.IndexType.NONE
     with path.open("wb") as stream:
-        writer = mcap.writer.Writer(stream, chunk_size=1, compression=mcap.writer.CompressionType.NONE)
+        writer = mcap.writer.Writer(stream, chunk_size=1, compression=mcap.writer.CompressionType.NONE,
+                                    index_types=indexes)  # fmt: skip
         writer.start(profile="ros2")
-        channel = writer.register_channel("/image", "cdr", writer.register_schema(kind, "ros2msg", b""))
-        for index in range(count):
-            data = picture_message(WORLD.picture(index), 10.0 + index, kind)
-            writer.add_message(channel, (10 + index) * 10**9, data, (10 + index) * 10**9)
+        channel = writer.register_channel("/image", "cdr", writer.register_schema(IMAGE, "ros2msg", b""))
+        for second in seconds:
+            data = picture_message(WORLD.picture(second - 10), float(second), IMAGE)
+            writer.add_message(channel, second * 10**9, data, second * 10**9)
         writer.finish()
     return path
+
+
+@pytest.mark.parametrize("kind", ["mcap", "db3"])
+def test_split_files_without_metadata_are_read_by_their_first_message(kind: str, tmp_path: Path) -> None:
+    for part in range(12):
+        name = f"bag_{part}.{kind}"
+        if kind == "mcap":
+            write_chunks(tmp_path / name, [10 + 2 * part, 11 + 2 * part])
+        else:
+            world = PatrolWorld(PatrolSettings(frames=2, rate_hz=1.0, start=10.0 + 2 * part))
+            write_bag(world, tmp_path / str(part), storage="sqlite3")
+            storage(tmp_path / str(part)).rename(tmp_path / name)
+    frames, notes = read(BagSource(tmp_path))
+    assert [frame.stamp for frame in frames] == pytest.approx([10.0 + index for index in range(24)], abs=0.2)
+    assert not any("time order" in note for note in notes)
+
+
+def test_an_unindexed_mcap_out_of_time_order_is_read_by_time_and_that_is_said(tmp_path: Path) -> None:
+    mixed = write_chunks(tmp_path / "mixed.mcap", [14, 15, 16, 10, 11, 12, 13, 18, 17], index=False)
+    frames, notes = read(BagSource(mixed))
+    assert [frame.stamp for frame in frames] == [10.0 + index for index in range(9)]
+    assert all(np.array_equal(frame.picture, WORLD.picture(index)) for index, frame in enumerate(frames))
+    assert any("mixed.mcap is out of time order" in note for note in notes)
+
+
+def test_a_failure_of_the_index_is_said_also_where_nothing_is_lost(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = write_chunks(tmp_path / "a.mcap", index=False)
+    assert len(list(read_messages(path, {"/image"}, notes.append))) == 8
+    assert len(notes) == 1 and "a.mcap has no index that can be used" in notes[0]
+
+
+def test_pictures_that_the_node_made_itself_are_no_camera_unless_they_are_chosen(tmp_path: Path) -> None:
+    stamps = [100.0, 100.1, 100.2]
+    folder = write_stamps(tmp_path / "bag", ("/front", stamps), ("/kvstream/kept_tokens", stamps))
+    frames, notes = read(BagSource(folder))
+    assert [frame.camera for frame in frames] == ["camera"] * 3
+    assert notes == ["/kvstream/kept_tokens: left out because it holds pictures that the node made"]
+    assert find_image_topic(folder).name == "/front"
+    assert len(read(BagSource(folder, (("own", "/kvstream/kept_tokens"),)))[0]) == 3
+    assert find_image_topic(folder, "/kvstream/kept_tokens").frames == 3
 
 
 def test_an_mcap_without_a_footer_or_index_gives_every_frame(tmp_path: Path) -> None:
@@ -276,6 +365,103 @@ def test_what_holds_no_pictures_is_refused_by_name(kind: str, tmp_path: Path) ->
     for use in (lambda: read(BagSource(path)), lambda: find_image_topic(path)):
         with pytest.raises(BagError, match=str(path)):
             use()
+
+
+def write_channel(path: Path, kind: str, encoding: str = "cdr", profile: str = "ros2") -> Path:
+    """An mcap file with three messages of a type and serialization format on /x."""
+    import mcap.writer
+
+    with path.open("wb") as stream:
+        writer = mcap.writer.Writer(stream)
+        writer.start(profile=profile)
+        channel = writer.register_channel("/x", encoding, writer.register_schema(kind, "ros2msg", b""))
+        for second in range(3):
+            data = picture_message(WORLD.picture(second), 10.0 + second, IMAGE)
+            writer.add_message(channel, (10 + second) * 10**9, data, (10 + second) * 10**9)
+        writer.finish()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoding", "said"),
+    [("sensor_msgs/Image", "ros1", "ROS 1.*rosbags-convert"),
+     ("foxglove.CompressedImage", "protobuf", "convert its pictures to sensor_msgs/msg/CompressedImage"),
+     ("foxglove_msgs/msg/CompressedVideo", "cdr", r"record them as JPEG \(MJPEG\)"),
+     ("ffmpeg_image_transport_msgs/msg/FFMPEGPacket", "cdr", "decode them"), ("std_msgs/msg/String", "cdr", r"\)$")],
+)  # fmt: skip
+def test_a_recording_without_an_image_topic_is_refused_with_its_topics_by_every_reader(
+    kind: str, encoding: str, said: str, tmp_path: Path
+) -> None:
+    path = write_channel(tmp_path / "a.mcap", kind, encoding)
+    errors = set()
+    for use in (lambda: find_image_topic(path), lambda: read(BagSource(path)), lambda: BagSource(path).topics()):
+        with pytest.raises(BagError, match=said) as caught:
+            use()
+        errors.add(str(caught.value))
+    (error,) = errors
+    assert f"/x ({kind}, {encoding}, 3 messages)" in error
+
+
+def test_video_packets_in_a_compressed_image_are_named(tmp_path: Path) -> None:
+    kind = "sensor_msgs/msg/CompressedImage"
+    header = TYPES.types["std_msgs/msg/Header"](
+        stamp=TYPES.types["builtin_interfaces/msg/Time"](sec=1, nanosec=0), frame_id=""
+    )
+    packet = TYPES.types[kind](header=header, format="h264", data=np.frombuffer(b"\0\0\0\1gB" * 20, np.uint8))
+    folder = write_messages(tmp_path / "bag", [("/x", kind, 10**9, bytes(TYPES.serialize_cdr(packet, kind)))])
+    frames, notes = read(BagSource(folder))
+    assert frames == [] and len(notes) == 1 and "h264" in notes[0] and "record them as JPEG" in notes[0]
+
+
+@pytest.mark.parametrize("form", ["text", "metadata", "zstd folder", "zstd file"])
+def test_a_damaged_or_packed_recording_is_refused_with_the_reason(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "bag.mcap"
+    if form == "text":
+        path.write_text("not a recording")
+    else:
+        path = tmp_path / "bag"
+        write_bag(WORLD, path)
+        file = storage(path)
+        if "zstd" in form:
+            (path / f"{file.name}.zstd").write_bytes(b"\x28\xb5\x2f\xfd")
+            (path / "metadata.yaml").unlink()
+        file.unlink()
+        path = next(path.iterdir()) if form == "zstd file" else path
+    said = {"text": "bag.mcap breaks off at byte 0", "metadata": "a metadata.yaml alone"}.get(form, "zstd -d .*zstd")
+    for use in (lambda: read(BagSource(path)), lambda: find_image_topic(path)):
+        with pytest.raises(BagError, match=said):
+            use()
+
+
+@pytest.mark.parametrize("form", ["storage id", "unpacked", "profile", "compressed", "compressed file"])
+def test_a_good_recording_with_an_odd_description_is_read_and_not_called_damaged(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "bag"
+    writer = Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP)
+    if "compressed" in form:
+        writer.set_compression(CompressionMode.MESSAGE, CompressionFormat.ZSTD)
+    with writer:
+        connection = writer.add_connection("/image", IMAGE, typestore=TYPES)
+        for index in range(3):
+            writer.write(connection, (10 + index) * 10**9, picture_message(WORLD.picture(index), 10.0 + index, IMAGE))
+    path, metadata = folder, folder / "metadata.yaml"
+    text, name = metadata.read_text(), storage(folder).name
+    if form == "storage id":
+        metadata.write_text(text.replace("storage_identifier: mcap", "storage_identifier: ''"))
+    elif form == "unpacked":
+        metadata.write_text(text.replace(name, name + ".zstd").replace("mode: ''", "mode: FILE"))
+    elif form == "profile":
+        path = write_channel(tmp_path / "a.mcap", IMAGE, profile="")
+    elif form == "compressed file":
+        path = storage(folder)
+    else:
+        metadata.unlink()
+    notes: list[str] = []
+    assert find_image_topic(path, note=notes.append).frames == 3
+    frames, more = read(BagSource(path))
+    assert [frame.stamp for frame in frames] == [10.0, 11.0, 12.0]
+    assert all(np.array_equal(frame.picture, WORLD.picture(index)) for index, frame in enumerate(frames))
+    assert notes == more
+    assert not any("damage" in note for note in (*notes, *more))
 
 
 def test_a_real_recording_is_read_whole_on_its_stamps() -> None:

@@ -55,8 +55,8 @@ def test_a_fast_camera_does_not_push_a_slow_ones_memory_out(policy: str) -> None
 
 def test_shares_hold_in_a_quantized_arena_too() -> None:
     memory = make(quantized=QuantizedSettings(mode="on", group=16))
-    watch(memory, range(40))
-    assert memory.arena.compactions > 2 and len(held(memory, "slow")) == 20
+    watch(memory, range(24))
+    assert memory.arena.compactions > 2 and len(held(memory, "slow")) == 12
 
 
 def test_a_share_guarantees_and_lends() -> None:

@@ -173,7 +173,7 @@ def test_a_quantized_arena_remembers_more_frames_in_the_same_bytes_and_rolls_bac
     plain = memory_of(model, 2.0, "sliding_window", gate=OFF)
     quantized = memory_of(model, 2.0, "sliding_window", gate=OFF, quantized=QuantizedSettings(mode="on"))
     assert quantized.arena.plan.quantized
-    for seed in range(60):
+    for seed in range(40):
         for memory in (plain, quantized):
             memory.observe(picture(seed), 0.5 * seed)
     ours, theirs = quantized.stats(), plain.stats()

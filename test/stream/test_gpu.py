@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.arenas import contents, same
 from support.family_checks import QUESTION, feed, frames_of, question_logits, stream_of
-from support.model_folder import save_random_model
+from support.model_folders import save_random_model
 
 from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.models.base import VideoLanguageModel

@@ -346,13 +346,13 @@ def test_clear_removes_every_frame_and_starts_again() -> None:
             assert torch.equal(ours, theirs)
 
 
-def test_ten_thousand_identical_frames_leave_one_picture_many_times() -> None:
+def test_thousands_of_identical_frames_leave_one_picture_many_times() -> None:
     memory = memory_of(policy="infinipot_v", block_frames=16, budget_mib=0.5)
     still = frame(0)
-    for index in range(10_000):
+    for index in range(3_000):
         memory.observe(still, index / 30)
     memory.ask(QUESTION)
-    assert memory.stats().frames_kept == 10_000
+    assert memory.stats().frames_kept == 3_000
 
 
 def test_a_looping_clock_starts_a_new_segment_and_keeps_the_old_frames() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Archives and frames for tests: what a frame holds follows from its id, so any copy can be checked."""
 
 from __future__ import annotations

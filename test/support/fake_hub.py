@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model hub on this machine: as much of its protocol as fetching a model takes, and a record of what was fetched."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Building the package in tests: where ROS 2 lies, and which files are sources."""
 
 from __future__ import annotations

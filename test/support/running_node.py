@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts real node processes on their own ROS domains, talks to them over DDS, and ends all it started."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeded pictures for the vision tests: a textured scene, sensor noise, a thing in it, a shift."""
 
 from __future__ import annotations

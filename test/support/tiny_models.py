@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random tiny models of the real architectures, with a small tokenizer, made in memory: no file, no hub."""
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def small_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Word-level, with a family's special tokens (Qwen's by default) and a chat template of its form.
 
-    :param pattern: what one word is; all between words is dropped.
+    :param pattern: matches one word; characters between words are dropped.
     """
     vocabulary = {word: index for index, word in enumerate([*special, *words, "\n"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
@@ -45,13 +46,40 @@ def small_tokenizer(
     return fast
 
 
+def library_class(name: str) -> Any:
+    """An image processor's class in transformers, the variant that needs no torchvision if there is one."""
+    import transformers
+
+    return getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
+
+
 def image_processor(pixels: int = 56 * 56, **options: Any) -> Any:
-    """Qwen's own, limited to small pictures."""
-    try:
-        from transformers import Qwen2VLImageProcessorPil as Processor
-    except ImportError:
-        from transformers import Qwen2VLImageProcessor as Processor
-    return Processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels}, **options)
+    """Qwen's image processor, limited to small pictures."""
+    processor = library_class("Qwen2VLImageProcessor")
+    return processor(size={"shortest_edge": 28 * 28, "longest_edge": pixels}, **options)
+
+
+def text_config(tokenizer: Any, layers: int, limit: int, **options: Any) -> dict[str, Any]:
+    """A small grouped-query decoder: 4 heads of 16 over 2 KV heads."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": limit,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        **options,
+    }
+
+
+def qwen_tokens(tokenizer: Any) -> dict[str, int]:
+    """The token ids that the Qwen-VL configs name."""
+    names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
+    return {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
 
 
 def qwen2_5_vl(
@@ -67,39 +95,19 @@ def qwen2_5_vl(
     limit: int = 4096,
     dtype: torch.dtype = torch.float32,
 ) -> Qwen25VL:
-    """A random Qwen2.5-VL of the given shape behind our interface."""
+    """A random Qwen2.5-VL of the given shape."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     tokenizer = small_tokenizer()
     hidden = heads * head_dim
-    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "vision_end")}
+    shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": hidden}
+    vision |= {"tokens_per_second": tokens_per_second, "fullatt_block_indexes": [1], "window_size": 56}
     config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": len(tokenizer),
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "max_position_embeddings": limit,
-            **rope(mrope_section=list(sections)),
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-        },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": hidden,
-            "tokens_per_second": tokens_per_second,
-            "fullatt_block_indexes": [1],
-            "window_size": 56,
-        },
-        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-        vision_start_token_id=ids["vision_start"],
-        vision_end_token_id=ids["vision_end"],
+        text_config=text_config(tokenizer, layers, limit, **shape, **rope(mrope_section=list(sections))),
+        vision_config=vision,
+        **qwen_tokens(tokenizer),
     )
     network = random_network(Qwen2_5_VLForConditionalGeneration, config, seed, dtype)
     return Qwen25VL("random", network, tokenizer, image_processor(pixels))
@@ -116,7 +124,7 @@ def rope(**options: Any) -> dict[str, Any]:
 
 
 def random_network(architecture: Any, config: Any, seed: int, dtype: torch.dtype = torch.float32) -> Any:
-    """A network with weights large enough that every part of it matters."""
+    """A network with random weights so large that every part affects the output."""
     torch.manual_seed(seed)
     network = architecture(config).to(dtype)
     for parameter in network.parameters():
@@ -126,9 +134,9 @@ def random_network(architecture: Any, config: Any, seed: int, dtype: torch.dtype
 
 
 def cheap_vision(model: Qwen25VL) -> Qwen25VL:
-    """Replace the vision tower by mean colours of patches under a fixed random projection.
+    """Replace the vision tower by a fixed random projection of the patches' mean colours.
 
-    For tests of what comes behind the tower: many frames in little time, equal frames still give equal tokens.
+    For tests of the parts after the tower: fast, and equal frames still give equal tokens.
     """
     hidden = model.network.config.text_config.hidden_size
     projection = torch.randn(3, hidden, generator=torch.Generator().manual_seed(7)) * 2

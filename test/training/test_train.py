@@ -63,7 +63,7 @@ def test_training_writes_a_log_a_checkpoint_and_a_folder_that_loads(tmp_path: Pa
     placed, start = positions(times, len(layout.prefix), 0)
     ours = [model.frame_positions(int(placed[0, 3 + 4 * frame]), 2, 2) for frame in range(3)]
     assert torch.equal(torch.cat(ours).long(), torch.from_numpy(placed[:, 3:]).T)
-    assert model.text_start(int(placed[0, -1]), 2) == start
+    assert model.layout.after(int(placed[0, -1]), 2) == start
 
 
 def test_unknown_words_become_one_token_and_spelling_and_case_do_not_matter() -> None:

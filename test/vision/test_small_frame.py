@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A frame is reduced in few steps, and no step is made that a decision does not need."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ import pytest
 from support.scenes import PATCH, scene, shifted, with_noise, with_thing
 
 from ros_kvstream.vision.change import Comparison, block_means
-from ros_kvstream.vision.small_frame import COARSE, SmallFrame, coarse, medians, spatial_noise
+from ros_kvstream.vision.small_frame import COARSE, SmallFrame, coarse, medians
 
 
 @pytest.mark.parametrize("size", [(336, 448), (120, 160), (480, 640), (200, 300), (72, 80)])
@@ -56,4 +57,4 @@ def test_medians_lie_between_whole_numbers_as_their_values_do() -> None:
 @pytest.mark.parametrize("deviation", [1.0, 4.0, 12.0])
 def test_noise_is_told_from_one_picture(deviation: float) -> None:
     noisy = with_noise(np.full((120, 160, 3), 120), deviation, 5)
-    assert spatial_noise(noisy) == pytest.approx([deviation] * 3, rel=0.15)
+    assert SmallFrame(noisy, 160).noise == pytest.approx([deviation] * 3, rel=0.15)

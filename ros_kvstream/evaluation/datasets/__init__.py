@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.datasets import ovo_bench, rvs, streamingbench, whole_video
-from ros_kvstream.evaluation.datasets.common import Benchmark, Reading
+from ros_kvstream.evaluation.datasets.common import SHOWN, Benchmark, Reading
 
 BENCHMARKS = {
     "mlvu": Benchmark(whole_video.read_mlvu, whole_video.score_mlvu),
@@ -40,6 +40,9 @@ def read_benchmark(name: str, folder: Path, rate_hz: float, limit: int = 0) -> R
     find_benchmark(name).read(reading)
     if reading.unanswered:
         reading.notes.append(f"{reading.unanswered} questions have no published answer: left out.")
+    if reading.omitted:
+        named = "; ".join(reading.omitted[:SHOWN]) + ("; ..." if len(reading.omitted) > SHOWN else "")
+        reading.notes.append(f"{len(reading.omitted)} entries cannot be used and are left out: {named}.")
     if not reading.questions:
         notes = " ".join(reading.notes)
         raise SettingsError(f"--data {folder}: holds no question of {name} that can be asked. {notes}")

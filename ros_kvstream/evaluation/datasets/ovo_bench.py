@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OVO-Bench (arXiv 2501.05510): ovo_bench_new.json beside the videos that it names.
+"""OVO-Bench (arXiv 2501.05510): ovo_bench_new.json beside src_videos, or chunked_videos (ID.mp4, ID_NUMBER.mp4).
 
 Entries have id, task, video, realtime (seconds), question, options and gt (an index); those of forward active
 responding (REC, SSR, CRR) have test_info instead, a list of moments with realtime and count, or step and type.
@@ -8,6 +8,7 @@ Reported: accuracy by task, the mean over the tasks of backward, real-time and f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,21 +54,29 @@ ENOUGH = (
 
 
 def read(reading: Reading) -> None:
-    """Read the annotation file."""
+    """Read the annotation file; where the source videos are not there, the published clips, one for each question."""
     folder = reading.folder
-    reading.video_folders = [folder, folder / "data" / "src_videos", folder / "src_videos", folder / "videos"]
-    places = [folder / sub / name for sub in (".", "data") for name in FILES]
+    roots = [folder, folder / "data"]
+    reading.video_folders = [root / sub for root in roots for sub in ("", "src_videos", "videos", "chunked_videos")]
+    clips = next((root / "chunked_videos" for root in roots if (root / "chunked_videos").is_dir()), None)
+    if any((root / "src_videos").is_dir() for root in roots):
+        clips = None
+    places = [root / name for root in roots for name in FILES]
     file = next((place for place in places if place.is_file()), places[0])
     for where, entry in reading.entries(file):
-        identifier, task, video = take(entry, ("id", "task", "video"), where)
-        mode = next((mode for mode, tasks in MODES.items() if task in tasks), "")
-        if not mode:
-            raise SettingsError(f"{where}: task = {task!r} is none of OVO-Bench")
-        kind = "before" if mode == "Backward Tracing" else "now"
-        moments = _moments(entry, str(task), where)
-        for number, (at, prompt, expected) in enumerate(moments):
-            name = f"{identifier}-{number}" if len(moments) > 1 else str(identifier)
-            reading.add(video, name, prompt, expected, task, at=at, kind=kind, mode=mode)
+        with reading.omitting(where):
+            identifier, task, video = take(entry, ("id", "task", "video"), where)
+            mode = next((mode for mode, tasks in MODES.items() if task in tasks), "")
+            if not mode:
+                raise SettingsError(f"{where}: task = {task!r} is none of OVO-Bench")
+            kind = "before" if mode == "Backward Tracing" else "now"
+            moments = _moments(entry, str(task), where)
+            for number, (at, prompt, expected) in enumerate(moments):
+                name = f"{identifier}-{number}" if len(moments) > 1 else str(identifier)
+                if clips is not None:  # a clip ends when its question is asked
+                    video = f"{identifier}_{number}.mp4" if "test_info" in entry else f"{identifier}.mp4"
+                    at = math.inf
+                reading.add(video, name, prompt, expected, task, at=at, kind=kind, mode=mode)
 
 
 def _moments(entry: Mapping[str, Any], task: str, where: str) -> list[tuple[float, str, Expectation]]:

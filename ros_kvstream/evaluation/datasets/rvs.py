@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.datasets.common import (
     VIDEO_SUFFIXES,
     Reading,
@@ -41,9 +42,10 @@ def read(reading: Reading) -> None:
     for name in BY_VIDEO:
         if (folder / name).is_file():
             for index, (where, entry) in enumerate(reading.entries(folder / name)):
-                video, conversations = take(entry, ("video_path", "conversations"), where)
-                for number, question in enumerate(conversations):
-                    _add(question, f"{index}-{number}", str(video), 0.0, f"{where}, question {number}", reading)
+                with reading.omitting(where):
+                    video, conversations = take(entry, ("video_path", "conversations"), where)
+                    for number, question in enumerate(conversations):
+                        _add(question, f"{index}-{number}", str(video), 0.0, f"{where}, question {number}", reading)
             folders = ("", "ego/videos", "movie/videos", "videos")
             reading.video_folders = [folder / name for name in folders]
             return
@@ -51,8 +53,9 @@ def read(reading: Reading) -> None:
         if (folder / name).is_file():
             starts = {clip["video_id"]: float(clip["start_time"]) for clip in reading.read_json(folder / clips) or ()}
             for index, (where, entry) in enumerate(reading.entries(folder / name)):
-                (video,) = take(entry, ("video_id",), where)
-                _add(entry, f"{entry.get('id', index)}", str(video), starts.get(video, 0.0), where, reading)
+                with reading.omitting(where):
+                    (video,) = take(entry, ("video_id",), where)
+                    _add(entry, f"{entry.get('id', index)}", str(video), starts.get(video, 0.0), where, reading)
             reading.video_folders = [folder, folder / "videos", (folder / name).parent / "videos"]
             reading.suffixes = VIDEO_SUFFIXES
             return
@@ -60,12 +63,12 @@ def read(reading: Reading) -> None:
 
 
 def _add(entry: Mapping[str, Any], name: str, video: str, start: float, where: str, reading: Reading) -> None:
-    text, answer, end = take(entry, ("question", "answer", "end_time"), where)
-    if not words(str(answer)):
-        reading.notes.append(f"{where}: the answer holds no word: left out.")
-        return
-    task = str(entry.get("answer_type") or entry.get("task") or "")
-    reading.add(video, name, str(text), Exact(str(answer)), task, at=max(0.0, float(end) - start))
+    with reading.omitting(where):
+        text, answer, end = take(entry, ("question", "answer", "end_time"), where)
+        if not words(str(answer)):
+            raise SettingsError(f"{where}: the answer holds no word")
+        task = str(entry.get("answer_type") or entry.get("task") or "")
+        reading.add(video, name, str(text), Exact(str(answer)), task, at=max(0.0, float(end) - start))
 
 
 def overlap(prediction: str, answer: str) -> float:

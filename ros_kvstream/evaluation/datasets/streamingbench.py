@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StreamingBench (arXiv 2411.03628): questions_{real,omni,sqa}.json, each a list of parts of videos.
+"""StreamingBench (arXiv 2411.03628): questions_{real,omni,sqa}.json, a list of parts of videos, or of lists of parts.
 
 A part: video_path, time, video_categories, questions (task_type, question, time_stamp "HH:MM:SS", options, answer (a
 letter), required_ability). Every question is asked at its time stamp. The prompt of a sequential question (sqa) holds
-the questions before it about the same part, with their right answers. Reported: accuracy by task, and of each group
-over all of its questions. Proactive output, where the model itself chooses the moment, is left out; sound is not used.
+the questions before it about the same video, with their right answers. An answer is right where its first character is
+the letter; an empty one is not counted. Reported: accuracy by task, and of each group over all of its questions. The
+videos are videos/sample_N_TASK.mp4 or, as unpacked, TASK/sample_N/video.mp4. Proactive output, where the model itself
+chooses the moment, is left out; sound is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.evaluation.datasets.common import (
@@ -44,29 +49,51 @@ FIELDS = ("task_type", "question", "time_stamp", "options", "answer")
 
 def read(reading: Reading) -> None:
     """Read the files that exist."""
-    roots = [reading.folder / name for name in ("", "StreamingBench", "src/data", "data")]
-    reading.video_folders = [*roots, reading.folder / "videos"]
+    roots = [reading.folder / name for name in ("", "StreamingBench", "src/data", "data", "StreamingBench/data")]
+    reading.video_folders = [root / name for root in roots for name in ("", "videos", "omni")]
     for group in GROUPS:
         name = f"questions_{group}.json"
         file = next((root / name for root in roots if (root / name).is_file()), roots[0] / name)
-        for index, (where, part) in enumerate(reading.entries(file, "part")):
-            video, questions = take(part, ("video_path", "questions"), where)
-            context: list[str] = []
-            for number, entry in enumerate(questions):
-                here = f"{where}, question {number}"
-                task, text, stamp, options, answer = take(entry, FIELDS, here)
-                listed, ability = lettered(options), str(entry.get("required_ability", ""))
-                prompt = "\n".join([*_instructions(group, context), f"Question: {text}", "Options:", *listed,
-                                    "The best option is:"])  # fmt: skip
-                reading.add(
-                    str(video).removeprefix("./"), f"{group}-{index}-{number}", prompt,
-                    right_choice(str(answer), options, "letter", here), task, at=seconds(str(stamp), here),
-                    kind="before" if ability == "episodic memory" else "now", group=GROUPS[group], ability=ability,
-                )  # fmt: skip
-                context.append(f"At timestamp {stamp}, the following question and answer occurred: Question: {text}; "
-                               f"Options: {', '.join(listed)}; Answer: {answer};")  # fmt: skip
+        told: dict[str, list[str]] = {}  # what was asked before, by video
+        for index, (where, entry) in enumerate(reading.entries(file, "part")):
+            parts = entry if isinstance(entry, list) else [entry]  # of one video, where they are listed together
+            if isinstance(entry, list):
+                told = {}
+            numbers = itertools.count()
+            for part in parts:
+                with reading.omitting(where):
+                    video, questions = take(part, ("video_path", "questions"), where)
+                    video = str(video).removeprefix("./")
+                    reading.other_names[video] = unpacked_names(video)
+                    for question in questions:
+                        number = next(numbers)
+                        with reading.omitting(where):
+                            _add(reading, group, video, f"{group}-{index}-{number}", question,
+                                 told.setdefault(video, []), f"{where}, question {number}")  # fmt: skip
     if any((root / "questions_proactive.json").is_file() for root in roots):
         reading.notes.append("questions_proactive.json: the model would choose the moment itself; left out.")
+
+
+def _add(
+    reading: Reading, group: str, video: str, name: str, entry: Mapping[str, Any], context: list[str], where: str
+) -> None:
+    """Add a question, and to the context what later questions about the video are told of it."""
+    task, text, stamp, options, answer = take(entry, FIELDS, where)
+    listed, ability = lettered(options), str(entry.get("required_ability", ""))
+    expected, at = right_choice(str(answer), options, "first_character", where), seconds(str(stamp), where)
+    prompt = "\n".join([*_instructions(group, context), f"Question: {text}", "Options:", *listed,
+                        "The best option is:"])  # fmt: skip
+    kind = "before" if ability == "episodic memory" else "now"
+    reading.add(video, name, prompt, expected, task, at=at, kind=kind, group=GROUPS[group], ability=ability)
+    context.append(f"At timestamp {stamp}, the following question and answer occurred: Question: {text}; "
+                   f"Options: {', '.join(listed)}; Answer: {answer};")  # fmt: skip
+
+
+def unpacked_names(video: str) -> tuple[str, ...]:
+    """Paths of a video in the unpacked archives, TASK/sample_N/video.mp4; empty for a name of another form."""
+    match = re.fullmatch(r"(?:.*/)?(sample_\d+)_(.+)\.mp4", video)
+    tasks = dict.fromkeys((match[2], match[2].replace("_", " "))) if match else ()
+    return tuple(f"{task}/{match[1]}/video.mp4" for task in tasks) if match else ()
 
 
 def _instructions(group: str, context: Sequence[str]) -> list[str]:
@@ -91,6 +118,6 @@ def score(lines: Sequence[Line]) -> list[Score]:
     """Each group: accuracy of its tasks, then of all of its questions together."""
     found: list[Score] = []
     for group in GROUPS.values():
-        own = [line for line in lines if line["tags"].get("group") == group]
+        own = [line for line in lines if line["tags"].get("group") == group and line["answer"] != ""]
         found += [*by_tag(own, "task"), *accuracy(own, group)]
     return found

@@ -45,11 +45,12 @@ def read_mlvu(reading: Reading) -> None:
     reading.video_folders = [root]
     for stem, task in MLVU_TASKS.items():
         for index, (where, entry) in enumerate(reading.entries(root / "json" / f"{stem}.json")):
-            video, question, options, answer = take(entry, ("video", "question", "candidates", "answer"), where)
-            prompt = [MLVU_INSTRUCTION, f"Question: {question}", "Options:", *lettered(options, "({}) {}"),
-                      "Only give the best option.", "Best option: ("]  # fmt: skip
-            expected = right_choice(answer, options, "before_bracket", where)
-            reading.add(f"video/{stem}/{video}", f"{task}-{index}", "\n".join(prompt), expected, task)
+            with reading.omitting(where):
+                video, question, options, answer = take(entry, ("video", "question", "candidates", "answer"), where)
+                prompt = [MLVU_INSTRUCTION, f"Question: {question}", "Options:", *lettered(options, "({}) {}"),
+                          "Only give the best option.", "Best option: ("]  # fmt: skip
+                expected = right_choice(answer, options, "before_bracket", where)
+                reading.add(f"video/{stem}/{video}", f"{task}-{index}", "\n".join(prompt), expected, task)
     if any((root / "json" / f"{stem}.json").is_file() for stem in ("8_sub_scene", "9_summary")):
         reading.notes.append("sub_scene and summary are judged by another model: left out.")
 
@@ -67,14 +68,18 @@ VIDEO_MME_INSTRUCTION = (
 
 
 def read_video_mme(reading: Reading) -> None:
-    """Read Video-MME (arXiv 2405.21075), without subtitles: its JSON by video, or the rows of its table; data/*.mp4.
+    """Read Video-MME (arXiv 2405.21075), without subtitles: its JSON by video, or the rows of its table; videos as
+    data/*.mp4 or videos_chunked_NN/data/*.mp4.
 
     By video: video_id, duration (short | medium | long), domain, sub_category, questions (question_id, task_type,
     question, options, answer). As rows (.json, .jsonl, or .parquet where pyarrow is installed) the same fields in one
     object, with videoID.
     """
     reading.suffixes = VIDEO_SUFFIXES
-    reading.video_folders = [reading.folder / name for name in ("data", "videos", "video", "videomme/data", ".")]
+    roots = [reading.folder / name for name in ("", "videos", "videomme")]
+    chunks = [chunk / sub for root in roots for chunk in sorted(root.glob("videos_chunked_*")) for sub in ("data", "")]
+    reading.video_folders = [*(reading.folder / name for name in ("data", "videos", "video", "videomme/data", "")),
+                             reading.folder / "videos" / "data", *chunks]  # fmt: skip
     patterns = ("*.json", "*.jsonl", "videomme/*.json", "videomme/*.parquet", "*.parquet")
     files = [file for pattern in patterns for file in sorted(reading.folder.glob(pattern))]
     if not files:
@@ -83,16 +88,18 @@ def read_video_mme(reading: Reading) -> None:
     content = _rows_of_parquet(files[0]) if files[0].suffix == ".parquet" else reading.read_json(files[0])
     for index, entry in enumerate(content or ()):
         where = f"{files[0].name}, entry {index}"
-        video, *values = take(entry, ("video_id", "duration", "domain", "sub_category"), where)
-        tags = dict(zip(("duration", "domain", "sub_category"), values, strict=True))
-        youtube = re.search(r"(?:v=|youtu\.be/)([\w-]{11})", str(entry.get("url", "")))
-        video = str(entry.get("videoID") or (youtube[1] if youtube else video))
-        for question in entry.get("questions", [entry]):
-            keys = ("question_id", "task_type", "question", "options", "answer")
-            name, task, text, options, answer = take(question, keys, where)
-            prompt = "\n".join([VIDEO_MME_INSTRUCTION, text, *lettered(list(options)), "The best answer is:"])
-            expected = right_choice(answer, list(options), "first_capital", where)
-            reading.add(video, name, prompt, expected, task, **tags)
+        with reading.omitting(where):
+            video, *values = take(entry, ("video_id", "duration", "domain", "sub_category"), where)
+            tags = dict(zip(("duration", "domain", "sub_category"), values, strict=True))
+            youtube = re.search(r"(?:v=|youtu\.be/)([\w-]{11})", str(entry.get("url", "")))
+            video = str(entry.get("videoID") or (youtube[1] if youtube else video))
+            for question in entry.get("questions", [entry]):
+                with reading.omitting(where):
+                    keys = ("question_id", "task_type", "question", "options", "answer")
+                    name, task, text, options, answer = take(question, keys, where)
+                    prompt = "\n".join([VIDEO_MME_INSTRUCTION, text, *lettered(list(options)), "The best answer is:"])
+                    expected = right_choice(answer, list(options), "first_capital", where)
+                    reading.add(video, name, prompt, expected, task, **tags)
 
 
 def _rows_of_parquet(path: Path) -> list[Mapping[str, Any]]:
@@ -122,15 +129,16 @@ def read_longvideobench(reading: Reading) -> None:
     """
     reading.video_folders = [reading.folder / "videos", reading.folder]
     for where, entry in reading.entries(reading.folder / "lvb_val.json"):
-        name, video, question, options = take(entry, ("id", "video_path", "question", "candidates"), where)
-        if "correct_choice" not in entry:
-            reading.unanswered += 1
-            continue
-        group, level, task = (str(entry.get(key, "")) for key in ("duration_group", "level", "question_category"))
-        prompt = "\n".join([f"Question: {question}", *lettered(options), LETTER_ONLY])
-        expected = right_choice(int(entry["correct_choice"]), options, "letter", where)
-        group = LONGVIDEOBENCH_GROUPS.get(group, group)
-        reading.add(video, name, prompt, expected, task, duration_group=group, level=level)
+        with reading.omitting(where):
+            name, video, question, options = take(entry, ("id", "video_path", "question", "candidates"), where)
+            if "correct_choice" not in entry:
+                reading.unanswered += 1
+                continue
+            group, level, task = (str(entry.get(key, "")) for key in ("duration_group", "level", "question_category"))
+            prompt = "\n".join([f"Question: {question}", *lettered(options), LETTER_ONLY])
+            expected = right_choice(int(entry["correct_choice"]), options, "letter", where)
+            group = LONGVIDEOBENCH_GROUPS.get(group, group)
+            reading.add(video, name, prompt, expected, task, duration_group=group, level=level)
 
 
 def score_longvideobench(lines: Sequence[Line]) -> list[Score]:
@@ -149,13 +157,14 @@ def read_egoschema(reading: Reading) -> None:
     reading.video_folders = [folder / "videos", folder / "good_clips_git", folder]
     answers = reading.read_json(folder / "subset_answers.json") or {}
     for where, entry in reading.entries(folder / "questions.json"):
-        uid, question, *options = take(entry, ("q_uid", "question", *(f"option {i}" for i in range(5))), where)
-        if uid not in answers:
-            reading.unanswered += 1
-            continue
-        prompt = "\n".join([question, *lettered(options), LETTER_ONLY])
-        expected = right_choice(int(answers[uid]), options, "letter", where)
-        reading.add(uid, uid, prompt, expected, "subset")
+        with reading.omitting(where):
+            uid, question, *options = take(entry, ("q_uid", "question", *(f"option {i}" for i in range(5))), where)
+            if uid not in answers:
+                reading.unanswered += 1
+                continue
+            prompt = "\n".join([question, *lettered(options), LETTER_ONLY])
+            expected = right_choice(int(answers[uid]), options, "letter", where)
+            reading.add(uid, uid, prompt, expected, "subset")
 
 
 def score_egoschema(lines: Sequence[Line]) -> list[Score]:

@@ -18,34 +18,62 @@ from ros_kvstream.errors import ArchiveError
 from ros_kvstream.memory.archive import file as archive_file
 from ros_kvstream.memory.archive.file import FILE_NAME, ArchiveFile
 
-WRITER = """
+WRITERS = """
 import os, signal, sys
 from support.archives import make_archive, make_frame
-folder, fatal_write = sys.argv[1], int(sys.argv[2])
-archive = make_archive(budget_mib=0.2, path=folder, queue_frames=64)
-calls, whole = 0, os.pwrite
-def dying(descriptor, data, offset):
-    global calls
-    calls += 1
-    if calls == fatal_write:
-        whole(descriptor, data[: len(data) // 2], offset)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(descriptor, data, offset)
-os.pwrite = dying
-print("ready", flush=True)
-for i in range(1_000_000):
-    archive.add(make_frame(i))
-    archive.complete(i, stamp_end=i + 0.25)
-    if i % 3 == 0:
-        archive.wait()
+
+def write(folder, fatal_write):
+    signal.alarm(60)
+    archive = make_archive(budget_mib=0.2, path=folder, queue_frames=64)
+    calls, whole = 0, os.pwrite
+    def dying(descriptor, data, offset):
+        nonlocal calls
+        calls += 1
+        if calls == fatal_write:
+            whole(descriptor, data[: len(data) // 2], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(descriptor, data, offset)
+    os.pwrite = dying
+    print(os.getpid(), flush=True)
+    for i in range(1_000_000):
+        archive.add(make_frame(i))
+        archive.complete(i, stamp_end=i + 0.25)
+        if i % 3 == 0:
+            archive.wait()
+
+for line in sys.stdin:
+    fatal_write, folder = line.rstrip("\\n").split(" ", 1)
+    writer = os.fork()
+    if writer == 0:
+        write(folder, int(fatal_write))
+    print(os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]), flush=True)
 """
 
 
-def start_writer(folder, fatal_write: int = -1) -> subprocess.Popen:
+class Writers:
+    """Starts processes that write to an archive until they are killed; each is a fork of one that has torch loaded."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self.process = process
+
+    def start(self, folder, fatal_write: int = -1) -> int:
+        """Return the process id of a writer whose archive is open; it kills itself in the given write."""
+        self.process.stdin.write(f"{fatal_write} {folder}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def wait(self) -> int:
+        """Return the exit status of the writer."""
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def writers():
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(fatal_write)], env=environment,
-                            stdout=subprocess.PIPE, text=True)  # fmt: skip
+    with subprocess.Popen([sys.executable, "-c", WRITERS], env=environment, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
+        yield Writers(process)
 
 
 def check_everything_held(archive) -> int:
@@ -92,9 +120,9 @@ def test_a_reopened_archive_holds_what_it_held(archive_of):
 
 
 @pytest.mark.parametrize("fatal_write", [1, 3, 41, 42, 401, 402])
-def test_a_write_cut_in_half_by_a_kill_is_skipped_and_all_else_is_whole(fatal_write, tmp_path):
-    writer = start_writer(tmp_path, fatal_write)
-    assert writer.wait(60) == -signal.SIGKILL
+def test_a_write_cut_in_half_by_a_kill_is_skipped_and_all_else_is_whole(fatal_write, tmp_path, writers):
+    writers.start(tmp_path, fatal_write)
+    assert writers.wait() == -signal.SIGKILL
     archive = make_archive(budget_mib=0.2, path=str(tmp_path), queue_frames=64)
     held = check_everything_held(archive)
     assert archive.status().torn <= 2
@@ -110,14 +138,13 @@ def test_a_write_cut_in_half_by_a_kill_is_skipped_and_all_else_is_whole(fatal_wr
     again.close()
 
 
-def test_kills_at_random_moments_never_leave_a_wrong_frame(tmp_path):
+def test_kills_at_random_moments_never_leave_a_wrong_frame(tmp_path, writers):
     random.seed(5)
     for _ in range(4):
-        writer = start_writer(tmp_path)
-        assert writer.stdout.readline() == "ready\n"
+        writer = writers.start(tmp_path)
         time.sleep(random.uniform(0.02, 0.4))
-        writer.kill()
-        writer.wait(60)
+        os.kill(writer, signal.SIGKILL)
+        writers.wait()
         archive = make_archive(budget_mib=0.2, path=str(tmp_path), queue_frames=64)
         check_everything_held(archive)
         archive.close()

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a C++ package does with the interfaces: fills a message and asks for the type support of messages and services.
 
 #include <iostream>

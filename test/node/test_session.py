@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of saved memories never lead out of their folder."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ros_kvstream.errors import MemoryFileError
-from ros_kvstream.node.memory_files import memory_file
+from ros_kvstream.node.session import memory_file
 
 
 def test_a_plain_name_is_a_file_in_the_folder(tmp_path: Path) -> None:

@@ -1,37 +1,21 @@
-"""The mix of patrol streams that the tiny model is trained and measured on."""
+# SPDX-License-Identifier: Apache-2.0
+"""Mix of patrol streams on which the tiny model is trained and evaluated."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 
-if TYPE_CHECKING:
-    from ros_kvstream.models.base import VideoLanguageModel
-
-QUESTION_POSITIONS = 64
-"""Positions that a question and its answer take behind a stream."""
-UNTIMED_SECONDS = 2000.0
-"""Longest streams for families whose positions are not times."""
-
-
-def trained_seconds(model: VideoLanguageModel) -> float:
-    """Seconds of stream that fit into the model's trained positions, a question behind them included."""
-    if not model.tokens_per_second:
-        return UNTIMED_SECONDS
-    return (model.position_limit - QUESTION_POSITIONS) / model.tokens_per_second
-
 
 def mixed_stream(
     frames: int, objects: int, longest_seconds: float, random: np.random.Generator, slowest: float = 0.2
 ) -> PatrolWorld:
-    """One stream of ``frames`` frames with up to ``objects`` sightings, at most ``longest_seconds`` long.
+    """Make a random stream of ``frames`` frames with up to ``objects`` sightings, shorter than ``longest_seconds``.
 
-    45 % plain (1 - 3 frames a second, a few pauses), 15 % fast (to 30), 15 % slow (from ``slowest``), 25 % thinned
-    out as behind a frame gate: pauses of up to 40 seconds wherever nothing happens. Rates rise and pauses shrink until
-    the time fits.
+    45 % of the streams are plain (1 - 3 frames per second, few pauses), 15 % fast (up to 30), 15 % slow (down to
+    ``slowest``), and 25 % sparse as behind a frame gate: pauses of up to 40 seconds between sightings. Rates are raised
+    and pauses shortened until the stream is short enough.
     """
     sightings = 0 if random.random() < 0.03 else max(int(random.integers(1, objects + 1)) for _ in range(2))
     noise = float(random.uniform(0, 12))
