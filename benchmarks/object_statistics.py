@@ -90,7 +90,8 @@ def draw(samples: dict[tuple[str, int], Scores], layers: int, path: Path) -> Non
     figure = Figure(figsize=(3.2 * layers, 2.6 * rows))
     axes = figure.subplots(rows, layers, squeeze=False)
     for ((name, layer), (objects, background)), axis in zip(samples.items(), axes.T.flat, strict=True):
-        bins = np.linspace(*np.quantile(np.concatenate([objects, background]), (0.001, 0.999)), 40)
+        low, high = np.quantile(np.concatenate([objects, background]), (0.001, 0.999))
+        bins = np.linspace(low, high, 40)
         axis.hist(background, bins, density=True, alpha=0.6, label="background")
         axis.hist(objects, bins, density=True, alpha=0.6, label="object")
         axis.set_title(f"layer {layer}, auc {area_under_curve(objects, background):.2f}", fontsize=9)

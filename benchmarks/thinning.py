@@ -11,8 +11,9 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,13 @@ from benchmarks import figures_table, smollm2
 from benchmarks.accuracy import (
     OBJECTS,
     TEXT_TOKENS,
+    Stream,
     accuracy,
     budget_for_slots,
     load,
     make_stream,
     observe_and_ask,
 )
-from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.budget import CacheShape, plan_budget, smallest_budget
 from ros_kvstream.memory.quantized.packing import QuantizedCodec, dequantize_into, quantize
@@ -53,7 +54,6 @@ Stamped = tuple[NDArray[np.uint8], float]
 PLAIN = StreamSettings(gate=GateSettings(mode="off"))
 GATE = StreamSettings()
 NOVEL = StreamSettings(saliency=SaliencySettings(mode="novel", max_pruned=0.9))
-VARIANTS = {"gate": GATE, "gate and saliency": NOVEL}
 PACED = replace(NOVEL, gate=GateSettings(mode="adaptive", target_rate=0.5))
 """For a fixed camera where something always moves: at most one frame in two seconds, and only its novel patches."""
 PAIRS = replace(PLAIN, memory=MemorySettings(frames_per_grid=2))
@@ -66,30 +66,21 @@ QUERIES = 64
 """Newest queries of a layer for which the attention error is measured."""
 TEXT = Path(argparse.__file__)
 """Text for the attention error on SmolLM2."""
+DATA = Path("test/data")
+PATROL_FRAMES = 96
+"""Frames of a stream with questions, and slots of the memory that answers them, a quarter of its tokens."""
 _SEED = 20256
 
 
 # -- ingest -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StreamFigures:
-    """Savings on one stream, against a memory that computes every patch of every frame."""
+def measure_stream(model: VideoLanguageModel, frames: Iterable[Stamped], settings: StreamSettings) -> dict[str, float]:
+    """Show a stream to a plain and a thinning memory, in alternating order.
 
-    gated: float
-    """Share of the frames that were not computed."""
-    pruned: float
-    """Share of the patches of the others that were left out of the prefill."""
-    ingest_time_ratio: float
-    """Processor time with / without."""
-    ms_plain: float
-    """Milliseconds per frame without."""
-    ms_thinned: float
-    """Milliseconds per frame with."""
-
-
-def measure_stream(model: VideoLanguageModel, frames: Iterable[Stamped], settings: StreamSettings) -> StreamFigures:
-    """Show a stream to a plain and a thinning memory, in alternating order."""
+    ``gated``: share of the frames that were not computed; ``pruned``: share of the others' patches that were left out
+    of the prefill; ``ingest_time_ratio``: processor time with / without; milliseconds per frame without and with.
+    """
     plain = replace(PLAIN, memory=replace(settings.memory, frames_per_grid=1))
     memories = [VideoMemory(plain, model), VideoMemory(settings, model)]
     spent, tokens, seen = [0.0, 0.0], [0, 0], 0
@@ -106,10 +97,11 @@ def measure_stream(model: VideoLanguageModel, frames: Iterable[Stamped], setting
     for memory in memories:
         memory.close()
     frames_seen = max(1, seen)
-    return StreamFigures(
-        gated / frames_seen, 1 - tokens[1] / max(1, tokens[0]), spent[1] / max(spent[0], 1e-9),
-        1e3 * spent[0] / frames_seen, 1e3 * spent[1] / frames_seen,
-    )  # fmt: skip
+    return {
+        "gated": gated / frames_seen, "pruned": 1 - tokens[1] / max(1, tokens[0]),
+        "ingest_time_ratio": spent[1] / max(spent[0], 1e-9),
+        "ms_plain": 1e3 * spent[0] / frames_seen, "ms_thinned": 1e3 * spent[1] / frames_seen,
+    }  # fmt: skip
 
 
 def gate_ms(frames: Iterable[Stamped]) -> float:
@@ -143,52 +135,37 @@ def ingest_figures(
     model: VideoLanguageModel, frames: Callable[[], Iterable[Stamped]], *, paced: bool
 ) -> dict[str, Any]:
     """Figures of one stream under every setting."""
-    rows = {label: asdict(measure_stream(model, frames(), settings)) for label, settings in VARIANTS.items()}
-    figures = {**rows["gate and saliency"], "gate_only": rows["gate"], "gate_ms": gate_ms(frames()),
-               "two_frames_a_grid": asdict(measure_stream(model, frames(), PAIRS))}  # fmt: skip
-    return figures | ({"paced": asdict(measure_stream(model, frames(), PACED))} if paced else {})
+    gate, both, pairs = (measure_stream(model, frames(), settings) for settings in (GATE, NOVEL, PAIRS))
+    figures = {**both, "gate_only": gate, "gate_ms": gate_ms(frames()), "two_frames_a_grid": pairs}
+    return figures | ({"paced": measure_stream(model, frames(), PACED)} if paced else {})
 
 
 # -- accuracy and capacity --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AccuracyPlan:
-    """Streams, questions, and size of the memory."""
-
-    frames: int
-    streams: int
-    questions: int
-    slots: int
-    """Frame slots of the plain memory."""
-
-
 def patrol_accuracy(
-    model: VideoLanguageModel, plan: AccuracyPlan, budget_mib: float, settings: StreamSettings
+    model: VideoLanguageModel, streams: Sequence[Stream], budget_mib: float, settings: StreamSettings
 ) -> float:
-    """Share of right answers about held-out patrol streams, asked after their last frame."""
-    settings, lines = _budgeted(settings, budget_mib), list[Line]()
-    for number in range(plan.streams):
-        world = PatrolWorld(PatrolSettings(seed=_SEED + number, frames=plan.frames, objects=OBJECTS))
-        lines += observe_and_ask(model, settings, make_stream(world, plan.questions))
-    return accuracy(lines)
+    """Share of right answers about streams, asked after their last frame."""
+    settings = _budgeted(settings, budget_mib)
+    return accuracy([line for stream in streams for line in observe_and_ask(model, settings, stream)])
 
 
 def _budgeted(settings: StreamSettings, budget_mib: float) -> StreamSettings:
     return replace(settings, memory=replace(settings.memory, budget_mib=budget_mib, **TEXT_TOKENS))
 
 
-def accuracies(model: VideoLanguageModel, plan: AccuracyPlan) -> dict[str, float]:
-    """Accuracy of a plain memory, of mixed precision in the same bytes and slots, and of thinned streams."""
+def accuracies(model: VideoLanguageModel, streams: Sequence[Stream], slots: int) -> dict[str, float]:
+    """Accuracy of a plain memory of so many slots, of mixed precision in its bytes and slots, of thinned streams."""
     text = sum(TEXT_TOKENS.values())
-    same_bytes = budget_for_slots(model, plan.slots, text)
-    same_slots = budget_for_slots(model, plan.slots, text, MIXED.quantized)
+    same_bytes = budget_for_slots(model, slots, text)
+    same_slots = budget_for_slots(model, slots, text, MIXED.quantized)
     recent = replace(MIXED, quantized=replace(MIXED.quantized, order="recent"))
     ways = {"plain": PLAIN, "mixed": MIXED, "mixed_recent": recent, "gate": GATE, "gate_and_saliency": NOVEL,
             "two_frames_a_grid": PAIRS}  # fmt: skip
     return {
-        **{f"accuracy_{name}": patrol_accuracy(model, plan, same_bytes, way) for name, way in ways.items()},
-        "accuracy_mixed_same_slots": patrol_accuracy(model, plan, same_slots, MIXED),
+        **{f"accuracy_{name}": patrol_accuracy(model, streams, same_bytes, way) for name, way in ways.items()},
+        "accuracy_mixed_same_slots": patrol_accuracy(model, streams, same_slots, MIXED),
     }
 
 
@@ -222,24 +199,21 @@ class LayerStates:
     rotary: Rotary
 
 
-Scheme = Callable[[LayerStates, int, int], tuple[Tensor, Tensor]]
-"""(states, bits, group) -> rotated keys and values after quantization."""
+SCHEMES = ("rotated", "unrotated", "mixed_precision")
+"""Keys are quantized after their rotation, before it, or as the mixed-precision arena does: un-rotated and without
+their mean, keys and values transformed."""
 
 
-def rotated_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    """Quantize the keys after their rotation."""
-    keys = states.rotary.rotate(states.raw_keys, states.positions)
-    return _round_trip(keys, bits, group), _round_trip(states.values, bits, group)
+def quantized(states: LayerStates, scheme: str, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Rotated keys and values after quantization with a scheme."""
 
+    def round_trip(x: Tensor) -> Tensor:
+        return dequantize_into(quantize(x, bits, group), torch.empty_like(x))
 
-def unrotated_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    """Quantize the keys before their rotation."""
-    keys = states.rotary.rotate(_round_trip(states.raw_keys, bits, group), states.positions)
-    return keys, _round_trip(states.values, bits, group)
-
-
-def mixed_precision_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    """Quantize as the mixed-precision arena does: un-rotated keys without their mean, keys and values transformed."""
+    if scheme == "rotated":
+        return round_trip(states.rotary.rotate(states.raw_keys, states.positions)), round_trip(states.values)
+    if scheme == "unrotated":
+        return states.rotary.rotate(round_trip(states.raw_keys), states.positions), round_trip(states.values)
     codec = QuantizedCodec(states.values.shape[-1], group, states.rotary, states.values.device)
     mean = states.raw_keys.mean(1, keepdim=True)
     keys, values = torch.empty_like(states.raw_keys), torch.empty_like(states.values)
@@ -248,14 +222,10 @@ def mixed_precision_scheme(states: LayerStates, bits: int, group: int) -> tuple[
     return keys, values
 
 
-def bfloat16_scheme(states: LayerStates, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    """Round rotated keys and values to bfloat16."""
+def in_bfloat16(states: LayerStates) -> tuple[Tensor, Tensor]:
+    """Rotated keys and values, rounded to bfloat16."""
     keys = states.rotary.rotate(states.raw_keys, states.positions)
     return keys.bfloat16().float(), states.values.bfloat16().float()
-
-
-def _round_trip(x: Tensor, bits: int, group: int) -> Tensor:
-    return dequantize_into(quantize(x, bits, group), torch.empty_like(x))
 
 
 def output_error(states: LayerStates, keys: Tensor, values: Tensor) -> float:
@@ -271,12 +241,12 @@ def attention_errors(layers: Sequence[LayerStates], group: int = 64) -> dict[str
     """Mean error over the layers: scheme -> int8, int4 (and bfloat16 for comparison)."""
     group = math.gcd(group, layers[0].values.shape[-1])
 
-    def error(scheme: Scheme, bits: int) -> float:
-        return statistics.fmean(output_error(states, *scheme(states, bits, group)) for states in layers)
+    def error(coded: Callable[[LayerStates], tuple[Tensor, Tensor]]) -> float:
+        return statistics.fmean(output_error(states, *coded(states)) for states in layers)
 
-    schemes = {"rotated": rotated_scheme, "unrotated": unrotated_scheme, "mixed_precision": mixed_precision_scheme}
-    errors = {name: {f"int{bits}": error(scheme, bits) for bits in (8, 4)} for name, scheme in schemes.items()}
-    return {**errors, "bfloat16": {"bfloat16": error(bfloat16_scheme, 16)}}
+    errors = {scheme: {f"int{bits}": error(partial(quantized, scheme=scheme, bits=bits, group=group))
+                       for bits in (8, 4)} for scheme in SCHEMES}  # fmt: skip
+    return {**errors, "bfloat16": {"bfloat16": error(in_bfloat16)}}
 
 
 @torch.inference_mode()
@@ -286,7 +256,7 @@ def memory_states(memory: VideoMemory, question: str) -> list[LayerStates]:
     with model.capture_queries(range(model.shape.layers)) as captured:
         memory.ask(question, max_new_tokens=1)
     at = model.layout.text(memory.ingest.text_start, captured[0].shape[1])
-    return [_layer_states(model, memory.arena, layer, captured[layer], at) for layer in range(model.shape.layers)]
+    return _states(model, memory.arena, captured, at)
 
 
 @torch.inference_mode()
@@ -300,17 +270,21 @@ def text_states(model: VideoLanguageModel, ids: Sequence[int]) -> list[LayerStat
     with model.capture_queries(range(model.shape.layers)) as captured:
         model.forward(arena, model.embed(ids), at, logits=False)
     arena.commit()
-    return [
-        _layer_states(model, arena, layer, captured[layer][:, -QUERIES:], at[-QUERIES:])
-        for layer in range(model.shape.layers)
-    ]
+    newest = {layer: queries[:, -QUERIES:] for layer, queries in captured.items()}
+    return _states(model, arena, newest, at[-QUERIES:])
 
 
-def _layer_states(model: VideoLanguageModel, arena: Arena, layer: int, queries: Tensor, at: Tensor) -> LayerStates:
-    """States of the frame slots of a layer; :param queries: not rotated; :param at: their positions."""
-    view = arena.frame_slots(layer)
-    rotated = model.rotary.rotate(queries, at.expand(len(queries), -1, -1))
-    return LayerStates(rotated, view.unrotated_keys.clone(), view.values.float(), view.positions.clone(), model.rotary)
+def _states(
+    model: VideoLanguageModel, arena: Arena, captured: Mapping[int, Tensor], at: Tensor
+) -> list[LayerStates]:
+    """States of the frame slots of all layers; :param captured: queries, not rotated; :param at: their positions."""
+    states = []
+    for layer, queries in sorted(captured.items()):
+        view = arena.frame_slots(layer)
+        rotated = model.rotary.rotate(queries, at.expand(len(queries), -1, -1))
+        states.append(LayerStates(rotated, view.unrotated_keys.clone(), view.values.float(), view.positions.clone(),
+                                  model.rotary))  # fmt: skip
+    return states
 
 
 def attention_error_by_model(model: VideoLanguageModel, weights: Path, report: Callable[[str], None]) -> dict[str, Any]:
@@ -334,11 +308,8 @@ def attention_error_by_model(model: VideoLanguageModel, weights: Path, report: C
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument("--model", default="tiny", help="'tiny' or a local folder (%(default)s)")
-    parser.add_argument("--yard", type=Path, default=Path("test/data/yard"), metavar="BAG", help="fixed camera")
-    parser.add_argument("--donkey", type=Path, default=Path("test/data/donkey_track"), metavar="BAG", help="moving car")
-    parser.add_argument("--frames", type=int, default=0, metavar="N", help="frames of each stream (0: all)")
+    parser.add_argument("--frames", type=int, default=0, metavar="N", help="frames shown of each stream (0: all)")
     parser.add_argument("--streams", type=int, default=12, metavar="N", help="patrol streams with questions")
-    parser.add_argument("--length", type=int, default=96, metavar="N", help="frames of those streams, 4 tokens each")
     parser.add_argument("--questions", type=int, default=22, metavar="N", help="questions about each of them")
     parser.add_argument("--weights", type=Path, default=smollm2.CACHE, help="folder of SmolLM2's GGUF file, if any")
 
@@ -351,8 +322,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     half = (options.frames or 192) // 2
     streams: dict[str, tuple[VideoLanguageModel, Callable[[], Iterable[Stamped]]]] = {
         "patrol": (small, lambda: patrol_frames(half, (_SEED, _SEED + 1))),
-        "yard": (large, lambda: bag_frames(options.yard, options.frames)),
-        "donkey_track": (large, lambda: bag_frames(options.donkey, options.frames or 400)),
+        "yard": (large, lambda: bag_frames(DATA / "yard", options.frames)),
+        "donkey_track": (large, lambda: bag_frames(DATA / "donkey_track", options.frames or 400)),
     }
     report: dict[str, Any] = {}
     for name, (model, frames) in streams.items():
@@ -360,10 +331,11 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.print(f"{name}: {report[name]['ingest_time_ratio']:.2f} of the plain ingest time")
     console.print("attention error")
     errors = attention_error_by_model(small, options.weights, console.print)
-    plan = AccuracyPlan(options.length, options.streams, options.questions, slots=max(40, options.length))
-    console.print(f"accuracy: {plan.streams} streams of {plan.frames} frames")
+    console.print(f"accuracy: {options.streams} streams of {PATROL_FRAMES} frames")
+    asked = [make_stream(PatrolWorld(PatrolSettings(seed=_SEED + number, frames=PATROL_FRAMES, objects=OBJECTS)),
+                         options.questions) for number in range(options.streams)]  # fmt: skip
     report["mixed_precision"] = {
-        **slots_ratio(), **accuracies(load(options.model, dtype="bfloat16"), plan),
+        **slots_ratio(), **accuracies(load(options.model, dtype="bfloat16"), asked, PATROL_FRAMES),
         "attention_error": errors.get("smollm2", errors["tiny"])["mixed_precision"], "attention_error_by_model": errors,
     }  # fmt: skip
     return report

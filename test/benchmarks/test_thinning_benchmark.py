@@ -11,12 +11,11 @@ import pytest
 import torch
 from support.tiny_models import qwen2_5_vl
 
-from benchmarks.accuracy import budget_for_slots
+from benchmarks.accuracy import budget_for_slots, make_stream
 from benchmarks.thinning import (
     GATE,
     NOVEL,
     PLAIN,
-    AccuracyPlan,
     LayerStates,
     attention_errors,
     bag_frames,
@@ -43,15 +42,15 @@ def small(settings: StreamSettings) -> StreamSettings:
 def test_still_frames_are_gated_and_frames_of_a_busy_yard_are_not() -> None:
     model = qwen2_5_vl(layers=1)
     still = measure_stream(model, ((np.full((56, 56, 3), 90, np.uint8), 0.5 * i) for i in range(8)), small(GATE))
-    assert still.gated == 7 / 8 and still.pruned == 0
+    assert still["gated"] == 7 / 8 and still["pruned"] == 0
     yard = list(bag_frames(YARD, 6))
     assert [stamp - yard[0][1] for _, stamp in yard] == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5])
-    assert measure_stream(model, yard, small(GATE)).gated == 0
+    assert measure_stream(model, yard, small(GATE))["gated"] == 0
 
 
 def test_patches_that_did_not_change_are_pruned_on_the_yard() -> None:
     figures = measure_stream(qwen2_5_vl(layers=1, pixels=448 * 336), bag_frames(YARD, 5), small(NOVEL))
-    assert figures.gated == 0 and 0.2 < figures.pruned < 0.9
+    assert figures["gated"] == 0 and 0.2 < figures["pruned"] < 0.9
 
 
 def test_no_sighting_of_a_patrol_stream_is_gated_away() -> None:
@@ -102,8 +101,8 @@ def test_states_of_a_memory_give_its_own_attention_and_leave_it_unchanged() -> N
 
 def test_accuracy_counts_right_answers_word_for_word() -> None:
     model = qwen2_5_vl(layers=1)
-    plan = AccuracyPlan(frames=6, streams=1, questions=4, slots=40)
-    assert patrol_accuracy(model, plan, budget_for_slots(model, 40, 40), PLAIN) == 0.0
+    stream = make_stream(PatrolWorld(PatrolSettings(seed=1, frames=6)), 4)
+    assert patrol_accuracy(model, [stream], budget_for_slots(model, 40, 40), PLAIN) == 0.0
 
 
 def test_states_of_a_text_are_those_of_its_newest_tokens() -> None:
