@@ -147,7 +147,7 @@ def budget_for_slots(
     model: VideoLanguageModel, slots: int, text_tokens: int, quantized: QuantizedSettings | None = None,
     block_tokens: int = 4,
 ) -> float:  # fmt: skip
-    """MiB of the smallest memory with so many frame slots, in the model's own type or quantized.
+    """MiB of the smallest memory with so many frame slots, in the native dtype or quantized.
 
     :param text_tokens: of question, answer and retrieved frames; :param block_tokens: of one block of frames.
     """

@@ -48,7 +48,7 @@ ANSWER = (
 """Given to every memory; not the model's own words, so that repetition does not make agreement easy."""
 BLOCK_FRAMES = 2
 PRECISIONS = {"int8": (0.95, 0.0), "mixed_precision": (0.25, 0.625), "int4": (0.0, 0.95)}
-"""Shares of the frame slots in 8 and in 4 bits; the rest stays in the model's own type."""
+"""Shares of the frame slots in 8 and in 4 bits; the rest stays in the native dtype."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def measure_policies(
 def fill(
     model: VideoLanguageModel, pictures: Sequence[np.ndarray], scale: Scale, quantized: QuantizedSettings | None = None
 ) -> VideoMemory:
-    """Make a memory that holds all frames, in the model's own type or quantized."""
+    """Make a memory that holds all frames, in the native dtype or quantized."""
     asked, answer = max(8, len(model.suffix_ids(QUESTION))), scale.answer_tokens + 1
     frame = model.frame_tokens(*model.grid(*pictures[0].shape[:2]))
     budget = budget_for_slots(model, frame * len(pictures), asked + answer, quantized, frame * BLOCK_FRAMES)

@@ -50,7 +50,7 @@ def summary(of: Cell, right: float, *, used: int = 1000) -> CellSummary:
 
 
 def findings(accuracy: dict[str, float], *, experts: tuple[float, float, float] = (0.5, 0.5, 0.9),
-             thinned_bytes: int = 300, ladder: float = 0.9, simple_ahead: bool = False) -> Findings:  # fmt: skip
+             thinned_bytes: int = 300, mixed: float = 0.9, simple_ahead: bool = False) -> Findings:  # fmt: skip
     grid = [summary(cell("m", policy, share), accuracy.get(policy, 0.5)) for policy in EVICTING for share in SHARES]
     grid.append(summary(cell("m", "full", FULL_SHARE), 0.9))
     archive = [summary(cell("m", policy, share, ARCHIVE_MIB), 0.8)
@@ -60,7 +60,7 @@ def findings(accuracy: dict[str, float], *, experts: tuple[float, float, float] 
         {name: summary(cell("m", "recent", 0.0625, ARCHIVE_MIB, more), value)
          for (name, more), value in zip(EXPERTS.items(), experts, strict=True)},
         summary(cell("m", "full", FULL_SHARE), 0.9, used=thinned_bytes),
-        summary(cell("m", "infinipot_v", 0.45), ladder),
+        summary(cell("m", "infinipot_v", 0.45), mixed),
         tuple(summary(cell("m", policy, share), 0.7) for policy in EVICTING for share in (0.0625, 0.25)),
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_every_claim_is_confirmed_where_the_figures_say_so() -> None:
         ({"accuracy": {"infinipot_v": 0.6}}, "Not confirmed"),
         ({"accuracy": {"infinipot_v": 0.9}, "experts": (0.5, 0.9, 0.9)}, "Not confirmed"),
         ({"accuracy": {"infinipot_v": 0.9}, "thinned_bytes": 600}, "not confirmed"),
-        ({"accuracy": {"infinipot_v": 0.9}, "ladder": 0.5}, "not confirmed"),
+        ({"accuracy": {"infinipot_v": 0.9}, "mixed": 0.5}, "not confirmed"),
     ],
 )
 def test_a_claim_that_does_not_hold_is_said_not_to(found: dict[str, Any], expected: str) -> None:

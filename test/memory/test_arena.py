@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena keeps what it is told to keep, rolls back exactly and comes back from a checkpoint."""
+"""The arena keeps the given slots, rolls back exactly and is restored from a checkpoint."""
 
 from __future__ import annotations
 

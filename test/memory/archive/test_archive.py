@@ -82,11 +82,11 @@ def test_with_no_age_weight_all_times_are_covered_alike():
 def test_telling_frames_outlive_dull_ones():
     archive = make_archive(budget_mib=0.05)
     frames = 20 * archive.plan.frames
-    telling = set(range(37, frames, 97))
+    distinctive = set(range(37, frames, 97))
     for i in range(frames):
-        archive.add(make_frame(i, like=i if i in telling else 0))
-    kept = telling & set(live_ids(archive))
-    assert len(kept) > 0.8 * len(telling)
+        archive.add(make_frame(i, like=i if i in distinctive else 0))
+    kept = distinctive & set(live_ids(archive))
+    assert len(kept) > 0.8 * len(distinctive)
 
 
 def test_every_cameras_first_and_newest_frame_stay():
