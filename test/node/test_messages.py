@@ -33,7 +33,6 @@ COUNT = CameraCount(5, 4, 3, 1)
 FRAME = Observation(0, True, 4, vision_ms=2.5, prefill_ms=3.5, compaction_ms=4.5)
 HEALTH = Health(model="tiny", policy="tar", memory=MEMORY, process_bytes=7, frames=COUNT, queue_capacity=2,
                 questions_waiting=1, newest=FRAME, cameras=[CameraHealth("rear", "/rear/image", 2.0, True, COUNT)])
-HEALTH.metrics.add("vision", 3.0)
 
 
 @given(st.integers(-(2**31), 2**31 - 2), st.integers(0, 999_999_999))
@@ -50,6 +49,7 @@ def test_seconds_that_are_no_stamp_become_zero(seconds: float) -> None:
 
 
 def test_figures_carry_every_field_of_the_memory() -> None:
+    HEALTH.metrics.add("vision", 3.0)
     message = stats_message(Time(sec=3), HEALTH)
     own = {"frames_seen": 4, "frames_kept": 3, "frames_gated": 1}  # the node's counters, which clear does not reset
     for item in fields(MemoryStats):

@@ -33,8 +33,9 @@ ROSDEP_KEYS = {
     "torch": "python3-pytorch-pip",
     "transformers": "python3-transformers-pip",
     "yaml": "python3-yaml",
-    # A requirement of mcap-ros2-support, which has a key.
+    # Requirements of mcap-ros2-support, which has a key.
     "mcap": "mcap-ros2-support",
+    "zstandard": "mcap-ros2-support",
     # Requirements of transformers, which has a key.
     "huggingface_hub": "python3-transformers-pip",
     "safetensors": "python3-transformers-pip",
