@@ -239,8 +239,8 @@ class LookupArchive:
     """The part of an archive that ranking reads, with random frames at the tiny model's shape."""
 
     def __init__(self, frames: int) -> None:
-        shape = ArchiveShape(4, 2, 32, index_layers=(1, 3), patches=4, embedding=64)
-        self.plan = ArchivePlan(shape, ArchiveSettings(), frames, 1, RowCodec(4, 2, 32, "int4"))
+        shape = ArchiveShape(1, 128, 2, 32, index_layers=(1, 3), patches=4, embedding=64)
+        self.plan = ArchivePlan(shape, ArchiveSettings(), frames, 1, RowCodec(1, 128, "int4"))
         self.table = FrameTable(self.plan)
         self.table.frames["live"] = self.table.frames["embedded"] = True
         self.table.frames["frame_id"] = np.arange(frames)

@@ -277,8 +277,13 @@ class ArchiveSettings:
     path: str = setting(
         "memory", "Where the archive is stored: 'memory', or a folder for one preallocated file that survives a "
         "restart.")
+    content: str = setting(
+        "embeddings", "What is stored of a patch. embeddings: the output of the vision tower, which a question prefills "
+        "afresh, so that a moment is read as the model learned to read videos. kv: its keys and values in all layers, "
+        "which are read back without a prefill but take more bytes and carry what the memory held at the time.",
+        choices=("embeddings", "kv"))
     precision: str = setting(
-        "fp16", "Number format of archived keys and values. Fewer bits hold more frames, each less exactly. Index keys "
+        "fp16", "Number format of what is archived. Fewer bits hold more frames, each less exactly. Index keys "
         "are always float16.", choices=("fp16", "int8", "int4"))
     keep_ratio: float = setting(
         0.5, "Share of the patches that is archived: those that differ most from the previous frames. 1 archives all "

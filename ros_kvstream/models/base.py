@@ -68,6 +68,8 @@ class VideoLanguageModel(ABC):
     """Side in pixels of the resized picture's square that one visual token stands for."""
     frames_per_grid: int = 1
     """Maximum number of frames in one grid of patches; 2 where the tower takes two frames at once."""
+    embedding_width: int
+    """Numbers per token in FrameTokens.embeddings."""
     frame_text_tokens: int = 0
     """Maximum number of text tokens around one frame."""
     prefix_ids: tuple[int, ...]
@@ -179,8 +181,10 @@ class VideoLanguageModel(ABC):
         """Within the context, collect the unrotated queries of each forward, layer -> [heads, tokens, head_dim]."""
 
     @abstractmethod
-    def capture_keys_values(self) -> AbstractContextManager[tuple[dict[int, Tensor], dict[int, Tensor]]]:
-        """Within the context, collect the unrotated keys and the values of each forward in every layer.
+    def capture_keys_values(
+        self, layers: Sequence[int]
+    ) -> AbstractContextManager[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+        """Within the context, collect the unrotated keys and the values of each forward in these layers.
 
         Layer -> [kv_heads, tokens, head_dim], in the native dtype.
         """

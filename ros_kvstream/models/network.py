@@ -83,6 +83,7 @@ class NetworkModel(VideoLanguageModel):
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
             dtype=network.dtype,
         )
+        self.embedding_width = text.hidden_size
         self.position_limit = text.max_position_embeddings
         self.rotary = rotary_of(self.language_model.rotary_emb, self.device)
         self._cache_name = cache_argument(self.language_model)
@@ -171,9 +172,8 @@ class NetworkModel(VideoLanguageModel):
         return self._capture("q", layers, torch.float32)
 
     @contextmanager
-    def capture_keys_values(self) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
-        """Collect unrotated keys, and values, of the forwards inside the context in all layers."""
-        layers = range(self.shape.layers)
+    def capture_keys_values(self, layers: Sequence[int]) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+        """Collect unrotated keys, and values, of the forwards inside the context in these layers."""
         with self._capture("k", layers, None) as keys, self._capture("v", layers, None) as values:
             yield keys, values
 

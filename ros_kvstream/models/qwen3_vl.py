@@ -35,6 +35,7 @@ class Qwen3VL(QwenVL):
         axes = interleaved_axes(mrope_sections(embedding))
         self.rotary = rotary_of(embedding, self.device, axes, relative=True)
         self.layout = SequencedGrids()
+        self.embedding_width *= 1 + len(network.config.vision_config.deepstack_visual_indexes)
         self.frame_text_tokens = max(sum(map(len, self.frame_text(t))) for t in (MOST_SECONDS, 1_234_567.8))
 
     def use_prompt(self, before: str, between: str, after: str, *end_tokens: str) -> None:

@@ -32,6 +32,8 @@ from ros_kvstream.retrieval.token_indices import grid_coordinates
 
 LARGE_ARCHIVE = 4
 """``context: auto`` shows only the newest of the arena's frames if the archive holds this many times as many frames."""
+LONGEST_PAUSE = float(__import__("os").environ.get("PAUSE", "3.5"))
+"""Longest time between two retrieved frames as the model sees it, seconds."""
 TRUSTED_SHARE = 0.375
 """Share of the trained positions over which a model reads its arena well. Measured on the tiny model: answers over
 1,300 of 4,000 seconds were as good as over 100; over 1,700 they were worse than from retrieved frames."""
@@ -172,7 +174,7 @@ def _newest(frame_index: FrameIndex, frames: Sequence[int], count: int) -> tuple
 def _append(
     stream: Stream, retrieval: ArchiveRetrieval, fetched: Sequence[ArchivedFrame], shown: Sequence[int], start: int
 ) -> None:
-    """Write retrieved frames behind the arena's slots, their keys rotated to their positions."""
+    """Append retrieved frames behind the arena's slots."""
     arena, model = stream.arena, stream.model
     coordinates = []
     for frame in fetched:
@@ -190,28 +192,28 @@ def _append(
     )
     counts = torch.tensor([len(frame.coordinates) for frame in fetched])
     frames = torch.tensor([frame.frame_id for frame in fetched], dtype=torch.int32).repeat_interleave(counts)
-    arena.begin(Chunk(positions, frames, torch.zeros(len(frames), dtype=torch.int16)), frames=False)
-    for index in range(model.shape.layers):
-        keys = torch.cat([frame.keys[index] for frame in fetched], dim=1).to(arena.device)
-        values = torch.cat([frame.values[index] for frame in fetched], dim=1).to(arena.device)
-        rotated = arena.rotary.rotate(keys, positions.to(arena.device))
-        arena.write(index, rotated.to(model.shape.dtype), values.to(model.shape.dtype))
-    arena.commit()
+    retrieval.content.read(arena, fetched, Chunk(positions, frames, torch.zeros(len(frames), dtype=torch.int16)))
 
 
 def _consecutive_starts(
     stream: Stream, fetched: Sequence[ArchivedFrame], coordinates: Sequence[Tensor], shown: Sequence[int], start: int
 ) -> list[int]:
-    """First position of each frame's grid: without gaps before the oldest visible frame, or before the question."""
-    oldest = start
+    """First position of each frame's grid, before the oldest visible frame or before the question.
+
+    Frames are as far apart as they were in time, up to LONGEST_PAUSE.
+    """
+    model, oldest, stamp = stream.model, start, float("inf")
     if shown:
         slots = stream.arena.frame_slots(0)
         visible = torch.isin(slots.frames, torch.tensor(shown, dtype=torch.int32, device=slots.frames.device))
         if visible.any():
             oldest = int(slots.positions[..., 0][visible].min())
+            stamp = min(stream.frame_index[frame].stamp for frame in shown)
     starts = []
     for frame, of_frame in zip(reversed(fetched), reversed(coordinates), strict=True):
         before, after = ((of_frame[:, 0] == side).sum().item() for side in (TEXT_BEFORE, TEXT_AFTER))
-        oldest -= int(stream.model.layout.span(*frame.grid) + before + after)
+        span = int(model.layout.span(*frame.grid) + before + after)
+        pause = min(max(stamp - frame.stamp, 0.0), LONGEST_PAUSE) * model.tokens_per_second
+        oldest, stamp = oldest - max(span, round(pause)), frame.stamp
         starts.append(oldest + int(before))
     return starts[::-1]

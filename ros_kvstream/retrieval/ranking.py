@@ -8,7 +8,7 @@ the experts only find frames that look like the question.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from ros_kvstream.settings import RetrievalSettings
 
 NOVELTY = "novelty"
 """Name, in the evidence, of the ranking behind questions of order."""
+POOL = 2
+"""Novel moments that are considered, as a multiple of ``top_k``."""
 ORDER_WORDS = {
     "first": "first", "earliest": "first", "begin": "first", "beginning": "first", "start": "first",
     "last": "last", "latest": "last", "recently": "last", "finally": "last",
@@ -74,43 +76,47 @@ def choose_frames(
 
     :param queries: as in :func:`expert_scores`; :param allowed: archive slots that pass the filters, [slots].
     """
+    count, gap, diversity = settings.top_k, settings.moment_gap_seconds, settings.temporal_diversity
 
-    def fused(experts: Mapping[str, Expert]) -> Iterator[RankedFrame]:
-        return fuse(experts, allowed, archive.table.frames, k=settings.rrf_k, depth=settings.rank_depth)
+    def moments(experts: Mapping[str, Expert], number: int, frames: int) -> list[RankedFrame]:
+        ranked = fuse(experts, allowed, archive.table.frames, k=settings.rrf_k, depth=settings.rank_depth)
+        return choose_moments(ranked, number, gap_seconds=gap, moment_frames=frames)
 
-    gap, diversity = settings.moment_gap_seconds, settings.temporal_diversity
     order = question_order(question) if diversity == "auto" else ""
-    if diversity != "always" and not order:
-        ranked = fused(expert_scores(archive, settings, encoder, question, queries))
-        return choose_moments(ranked, settings.top_k, gap_seconds=gap, moment_frames=settings.moment_frames)
-    anchor = None
-    if order in ("before", "after"):
-        anchor = next(fused(expert_scores(archive, settings, encoder, question, queries)), None)
-    novel = fused({NOVELTY: Expert(1.0, novelty_scores(archive, allowed))})
-    moments = choose_moments(novel, settings.top_k, gap_seconds=gap, moment_frames=1)
-    return diverse_moments(moments, order, settings.top_k, anchor)
+    likely = novel = []
+    if diversity != "always" and order not in ("first", "last"):
+        likely = moments(expert_scores(archive, settings, encoder, question, queries), count, settings.moment_frames)
+    if diversity != "never":
+        novel = moments({NOVELTY: Expert(1.0, novelty_scores(archive, allowed))}, POOL * count, 1)
+    if not likely:
+        return sorted(novel[:count], key=lambda frame: frame.stamp, reverse=order == "last")
+    if order:
+        return _distinct([*around(likely, novel, order, gap), *novel], count, gap)
+    return _distinct([*likely[: (count + 1) // 2], *novel, *likely], count, gap) if novel else likely
 
 
-def diverse_moments(
-    moments: Sequence[RankedFrame], order: str, count: int, anchor: RankedFrame | None = None
+def around(
+    likely: Sequence[RankedFrame], novel: Sequence[RankedFrame], order: str, gap: float
 ) -> list[RankedFrame]:
-    """At most ``count`` moments for a question of order, best first.
+    """The moment that a question of order names, and the novel moment before or after it.
 
-    :param moments: one frame per distinct moment, best first; :param order: from :func:`question_order`, '' for
-        moments spread evenly over time; :param anchor: the moment that the question names, for before and after.
+    :param likely: moments like the question, best first; the first that is also novel is the one named.
+    :param novel: novel moments; :param order: before | after; :param gap: moments closer than this are one, seconds.
     """
-    by_time = sorted(moments, key=lambda frame: (frame.stamp, frame.frame_id))
-    if order == "first":
-        return by_time[:count]
-    if order == "last":
-        return by_time[::-1][:count]
-    if order in ("before", "after") and anchor is not None:
-        before = [frame for frame in by_time if frame.stamp < anchor.stamp]
-        after = [frame for frame in by_time if frame.stamp > anchor.stamp]
-        near = before[::-1] if order == "before" else after
-        far = after if order == "before" else before[::-1]
-        return [anchor, *near[: max(count - 2, 1)], *far[:1]][:count]
-    if len(by_time) <= count:
-        return by_time
-    step = (len(by_time) - 1) / max(count - 1, 1)
-    return [by_time[round(index * step)] for index in range(count)]
+    named = next((frame for frame in likely if any(_same_moment(frame, other, gap) for other in novel)), likely[0])
+    sign = -1 if order == "before" else 1
+    beside = [frame for frame in novel if sign * (frame.stamp - named.stamp) > gap]
+    return [named, *sorted(beside, key=lambda frame: sign * frame.stamp)[:1]]
+
+
+def _same_moment(one: RankedFrame, other: RankedFrame, gap: float) -> bool:
+    return one.camera == other.camera and abs(one.stamp - other.stamp) <= gap
+
+
+def _distinct(frames: Iterable[RankedFrame], count: int, gap: float) -> list[RankedFrame]:
+    """The first ``count`` frames, at most one of a moment except where the first ones are of the same."""
+    chosen: list[RankedFrame] = []
+    for frame in frames:
+        if len(chosen) < count and not any(_same_moment(frame, other, gap) for other in chosen):
+            chosen.append(frame)
+    return chosen

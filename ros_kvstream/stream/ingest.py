@@ -144,7 +144,8 @@ class Ingest:
             seen = time.perf_counter()
             self.make_room(sum(len(tokens.embeddings) for tokens in encoded))
             ready = time.perf_counter()
-            with self.model.capture_keys_values() if archive else nullcontext(({}, {})) as (keys, values):
+            capture = self.model.capture_keys_values(archive.content.layers) if archive else nullcontext(({}, {}))
+            with capture as (keys, values):
                 self._prefill(encoded, records)
             done = time.perf_counter()
             if archive is not None:

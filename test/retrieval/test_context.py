@@ -133,7 +133,7 @@ def test_keys_are_archived_as_they_were_before_rotation():
 
 def test_nothing_is_captured_without_an_archive(monkeypatch):
     memory = VideoMemory(replace(memory_of().settings, archive=ArchiveSettings()), memory_of().model)
-    monkeypatch.setattr(memory.model, "capture_keys_values", lambda: 1 / 0)
+    monkeypatch.setattr(memory.model, "capture_keys_values", lambda layers: 1 / 0)
     feed(memory, 2)
     assert memory.stats().frames_kept == 2
 

@@ -94,9 +94,14 @@ class Archive:
         """
         shape = self.plan.shape
         numbers = torch.arange(frame.grid[0] * frame.grid[1]) if frame.patches is None else frame.patches.cpu().long()
-        expected = (shape.layers, shape.kv_heads, len(numbers), shape.head_dim)
-        if tuple(frame.keys.shape) != expected or frame.values.shape != frame.keys.shape or expected[2] < 1:
-            raise FrameError(f"frame {frame.frame_id}: keys {tuple(frame.keys.shape)}, the archive takes {expected}")
+        for name, tensor, expected in (
+            ("keys", frame.keys, (len(shape.index_layers), shape.kv_heads, len(numbers), shape.head_dim)),
+            ("content", frame.content, (len(numbers), shape.vectors, shape.width)),
+        ):
+            if tuple(tensor.shape) != expected or not len(numbers):
+                raise FrameError(
+                    f"frame {frame.frame_id}: {name} {tuple(tensor.shape)}, the archive takes {expected}"
+                )
         cells = frame.grid[0] * frame.grid[1]
         if max(cells, int(numbers.max()) + 1) > shape.patches:
             raise FrameError(
@@ -106,7 +111,7 @@ class Archive:
             if self._state == "failed":
                 self._lost += 1
                 return False
-            searched = frame.keys[list(shape.index_layers)].cpu()
+            searched = frame.keys.cpu()
             kept, dissimilarity = self._choose(frame, searched, numbers)
             stage = self._writer.stage() if self._writer else 0
             if stage is None:
@@ -161,8 +166,7 @@ class Archive:
             entry[name] = value
         packed = self._writer.buffers(stage)[0] if self._writer else self._stage
         coordinates = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
-        index = kept.to(frame.keys.device)
-        self.plan.codec.encode(frame.keys[:, :, index], frame.values[:, :, index], coordinates, packed[:count])
+        self.plan.codec.encode(frame.content[kept.to(frame.content.device)], coordinates, packed[:count])
         if self._writer is None:
             self._patches[torch.from_numpy(claim.rows).long()] = packed[:count]
             self._thumbnails[claim.slot, : len(thumbnail)] = thumbnail
@@ -223,7 +227,7 @@ class Archive:
             packed.copy_(self._patches[torch.from_numpy(rows).long()])
         else:
             self._writer.read(slot, rows, packed)
-        keys, values, coordinates = self.plan.codec.decode(packed)
+        content, coordinates = self.plan.codec.decode(packed)
         return ArchivedFrame(
             frame_id=int(entry["frame_id"]),
             stamp=float(entry["stamp"]),
@@ -231,8 +235,7 @@ class Archive:
             camera=self.table.camera_names[int(entry["camera"])],
             grid=(int(entry["grid_rows"]), int(entry["grid_columns"])),
             coordinates=coordinates,
-            keys=keys,
-            values=values,
+            content=content,
         )
 
     def thumbnail(self, frame_id: int) -> bytes:

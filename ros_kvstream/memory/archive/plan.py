@@ -48,7 +48,9 @@ FRAME = np.dtype(
 class ArchiveShape:
     """Sizes of the frames of one stream."""
 
-    layers: int
+    vectors: int
+    width: int
+    """What is stored of a patch: vectors of this width."""
     kv_heads: int
     head_dim: int
     index_layers: tuple[int, ...]
@@ -181,7 +183,7 @@ class ArchivePlan:
         settings = self.settings
         return {
             "frames": self.frames, "patches": self.rows, "patch bytes": self.codec.row_bytes,
-            "archive.precision": settings.precision, "retrieval.layers": list(self.shape.index_layers),
+            "archive.content": settings.content, "archive.precision": settings.precision, "retrieval.layers": list(self.shape.index_layers),
             "archive.frame_patches": self.shape.patches, "index keys": self.index_count,
             "archive.mean_key": settings.mean_key, "archive.compare_frames": settings.compare_frames,
             "archive.thumbnail_bytes": settings.thumbnail_bytes, "external embedding": self.shape.embedding,
@@ -201,7 +203,7 @@ def comparison_bytes(shape: ArchiveShape, settings: ArchiveSettings) -> int:
 
 def plan_archive(shape: ArchiveShape, settings: ArchiveSettings) -> ArchivePlan:
     """Divide ``settings.budget_mib``; raise BudgetError that names the smallest cap which holds two frames."""
-    codec = RowCodec(shape.layers, shape.kv_heads, shape.head_dim, settings.precision)
+    codec = RowCodec(shape.vectors, shape.width, settings.precision)
     patches_a_frame = max(1.0, settings.keep_ratio * shape.patches)
 
     def plan(frames: int) -> ArchivePlan:
