@@ -21,6 +21,8 @@ class ArchiveContent(ABC):
     """Vectors per patch."""
     width: int
     """Numbers in one vector."""
+    afresh: bool
+    """Whether the newest frames are prefilled afresh too."""
     layers: tuple[int, ...]
     """Layers whose keys and values are captured while frames are prefilled."""
 
@@ -46,6 +48,8 @@ class Embeddings(ArchiveContent):
     So they do not depend on what the memory held when they were seen, nor on its budget, policy or precision.
     """
 
+    afresh = True
+
     def __init__(self, model: VideoLanguageModel, index_layers: tuple[int, ...]) -> None:
         """:param index_layers: layers that the internal expert searches."""
         self._model = model
@@ -67,6 +71,8 @@ class Embeddings(ArchiveContent):
 
 class KeysValues(ArchiveContent):
     """Keys and values of all layers. A question reads them back without a prefill, its keys rotated to new positions."""
+
+    afresh = False
 
     def __init__(self, model: VideoLanguageModel) -> None:
         shape = model.shape

@@ -90,6 +90,7 @@ class ArchiveRetrieval:
             patches=patches,
             embedding=self.encoder.size if self.encoder else 0,
             cameras=CAMERAS,
+            newest=self.settings.newest_frames + CAMERAS if self.content.afresh else 0,
             waiting_bytes=self.settings.pending_pictures * 3 * side * side,
         )
 
@@ -108,7 +109,8 @@ class ArchiveRetrieval:
 
     def slots_needed(self, frame_tokens: int) -> int:
         """Slots to plan for retrieved frames of this many visual tokens."""
-        return self.settings.capacity_tokens or self.settings.top_k * frame_tokens
+        frames = self.settings.top_k + (self.settings.newest_frames if self.content.afresh else 0)
+        return self.settings.capacity_tokens or frames * frame_tokens
 
     @property
     def searchable(self) -> Archive | None:

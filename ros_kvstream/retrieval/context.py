@@ -98,14 +98,28 @@ def _retrieve(
     chosen = choose_frames(archive, retrieval.settings, retrieval.encoder, question.text, queries, allowed)
     patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
     kept = arena.frames_kept()
+    newest = _afresh(stream, archive, shown, capacity)
+    whole = {frame.frame_id for frame in newest}
     present = [stream.frame_index[frame.frame_id] for frame in chosen if frame.frame_id in shown]
-    present = [record for record in present if kept.get(record.frame_id, 0.0) >= record.tokens - 1e-6]
+    present = [
+        record for record in present
+        if record.frame_id in whole or kept.get(record.frame_id, 0.0) >= record.tokens - 1e-6
+    ]  # fmt: skip
+    capacity -= sum(len(frame.coordinates) for frame in newest)
     added = within_capacity(chosen, patches, capacity, {record.frame_id for record in present})
     fetched = archive.fetch([frame.slot for frame in added])
-    visible = None if len(shown) == len(kept) else arena.visible(list(shown))
-    if fetched:
-        _append(stream, retrieval, fetched, shown, start)
+    seen = () if newest else shown
+    visible = None if len(seen) == len(kept) else arena.visible(list(seen))
+    if fetched or newest:
+        _append(stream, retrieval, [*fetched, *newest], seen, start)
     return Context(visible, shown, retrieved_evidence(chosen, fetched, present))
+
+
+def _afresh(stream: Stream, archive: Archive, shown: Sequence[int], capacity: int) -> list[ArchivedFrame]:
+    """The visible frames of the arena, to be prefilled afresh in their place; empty when they stay as they are."""
+    newest = archive.newest_frames(shown)
+    fit = sum(len(frame.coordinates) for frame in newest) <= capacity
+    return newest if fit and len(newest) == len(shown) else []
 
 
 def within_capacity(
@@ -202,7 +216,7 @@ def _consecutive_starts(
 
     Frames are as far apart as they were in time, up to LONGEST_PAUSE.
     """
-    model, oldest, stamp = stream.model, start, float("inf")
+    model, oldest, stamp = stream.model, start, fetched[-1].stamp
     if shown:
         slots = stream.arena.frame_slots(0)
         visible = torch.isin(slots.frames, torch.tensor(shown, dtype=torch.int32, device=slots.frames.device))

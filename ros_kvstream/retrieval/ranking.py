@@ -91,7 +91,9 @@ def choose_frames(
     if not likely:
         return sorted(novel[:count], key=lambda frame: frame.stamp, reverse=order == "last")
     if order:
-        return _distinct([*around(likely, novel, order, gap), *novel], count, gap)
+        named = around(likely, novel, order, gap)
+        known = any(_same_moment(named[0], frame, gap) for frame in novel[:count])
+        return novel[:count] if known else _distinct([*named, *novel], count, gap)
     return _distinct([*likely[: (count + 1) // 2], *novel, *likely], count, gap) if novel else likely
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ros_kvstream.errors import ArchiveError, FrameError
 from ros_kvstream.memory.archive.file import ArchiveFile
+from ros_kvstream.memory.archive.newest import NewestFrames
 from ros_kvstream.memory.archive.patches import PatchSelector
 from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MIB, ArchivePlan
 from ros_kvstream.memory.archive.records import ArchivedFrame, ArchiveStatus, FrameToArchive
@@ -45,6 +46,7 @@ class Archive:
         self.table = FrameTable(plan)
         self._lock = threading.RLock()
         self._selector = PatchSelector(plan.shape, plan.settings)
+        self._newest = NewestFrames(plan.shape)
         self._state, self._message = "ok", ""
         self._dropped = self._lost = self._torn = 0
         self._writer: ArchiveWriter | None = None
@@ -108,6 +110,7 @@ class Archive:
                 f"frame {frame.frame_id} is of {frame.grid} patches, the archive was planned for {shape.patches}"
             )
         with self._lock:
+            self._newest.add(frame, numbers)
             if self._state == "failed":
                 self._lost += 1
                 return False
@@ -238,6 +241,11 @@ class Archive:
             content=content,
         )
 
+    def newest_frames(self, frame_ids: Sequence[int]) -> list[ArchivedFrame]:
+        """Those of the frames that are held with all their tokens, oldest first."""
+        with self._lock:
+            return self._newest.frames(frame_ids)
+
     def thumbnail(self, frame_id: int) -> bytes:
         """JPEG of a frame; empty when there is none."""
         with self._lock:
@@ -277,10 +285,14 @@ class Archive:
         of its file. None for a folder that has failed and holds nothing.
         """
         if self.plan.on_disk:
-            return {"kind": "folder", "identity": self.identity, "tensors": {}} if self.identity else None
+            if not self.identity:
+                return None
+            state = {"kind": "folder", "identity": self.identity, "newest": self._newest.state_dict()}
+            return state | {"tensors": self.state_tensors(state)}
         state = {
             "kind": "memory",
             "plan": self.plan.layout,
+            "newest": self._newest.state_dict(),
             "table": self.table.state_dict(),
             "selector": self._selector.state_dict(),
         }
@@ -289,12 +301,12 @@ class Archive:
     def state_tensors(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the views of this archive's storage that a state of an archive with the same layout covers."""
         if state["kind"] != "memory":
-            return {}
+            return self._newest.tensors()
         table = state["table"]
         slots, rows = slice(0, table["slots_end"]), slice(0, table["rows_end"])
         thumbnails = torch.from_numpy(self._thumbnails)[slots]
         stored = {"patches": self._patches[rows], "thumbnails": thumbnails}
-        return self.table.tensors(table) | stored | self._selector.tensors()
+        return self.table.tensors(table) | stored | self._selector.tensors() | self._newest.tensors()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ArchiveError when a saved archive does not fit this one."""
@@ -307,6 +319,9 @@ class Archive:
                 raise ArchiveError(
                     f"its archive is another one than that in archive.path = {self.plan.settings.path!r}. {settings}."
                 )
+            saved_shape, shape = state["newest"]["shape"], self._newest.state_dict()["shape"]
+            if saved_shape != shape:
+                raise ArchiveError(f"its newest frames had the shape {saved_shape} (now {shape}). {settings}.")
             return
         saved_plan, plan = state["plan"], self.plan.layout
         differing = [f"{name} {saved_plan.get(name)} (now {plan[name]})" for name in plan
@@ -329,6 +344,7 @@ class Archive:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore plain values, after the tensors have been copied into those of :meth:`state_tensors`."""
+        self._newest.load_state_dict(state["newest"])
         if state["kind"] == "memory":
             self.table.load_state_dict(state["table"])
             self._selector.load_state_dict(state["selector"])
@@ -338,6 +354,7 @@ class Archive:
         with self._lock:
             self.table.clear()
             self._selector.clear()
+            self._newest.clear()
             if self._writer is not None:
                 self._writer.clear()
 
@@ -358,7 +375,7 @@ class Archive:
     def allocated_bytes(self) -> int:
         """Bytes of all live arrays in memory, without the plan's transient working memory."""
         staged = self._writer.allocated_bytes if self._writer else self._stage.untyped_storage().nbytes()
-        held = self._patches.untyped_storage().nbytes() + self._thumbnails.nbytes
+        held = self._patches.untyped_storage().nbytes() + self._thumbnails.nbytes + self._newest.allocated_bytes
         return self.table.allocated_bytes + self._selector.allocated_bytes + staged + held
 
     def status(self) -> ArchiveStatus:

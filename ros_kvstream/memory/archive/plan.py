@@ -61,6 +61,8 @@ class ArchiveShape:
     """Size of the external embedding; 0 when there is no external expert."""
     cameras: int = 1
     """Cameras whose previous frames are compared."""
+    newest: int = 0
+    """Newest frames that are held with all their tokens."""
     waiting_bytes: int = 0
     """Bytes of pictures that wait for their external embedding; held by the caller and counted here."""
 
@@ -151,6 +153,7 @@ class ArchivePlan:
             "working memory": self.frames * WORKING_BYTES + 4 * self.index_chunk * self.index_count * shape.index_width,
             "waiting pictures": shape.waiting_bytes,
             "comparison": comparison_bytes(shape, settings),
+            "newest frames": shape.newest * shape.patches * (2 * shape.vectors * shape.width + 4),
             "staging": self.staged_records * shape.patches * self.codec.row_bytes,
         }
         if self.on_disk:
@@ -187,6 +190,7 @@ class ArchivePlan:
             "archive.frame_patches": self.shape.patches, "index keys": self.index_count,
             "archive.mean_key": settings.mean_key, "archive.compare_frames": settings.compare_frames,
             "archive.thumbnail_bytes": settings.thumbnail_bytes, "external embedding": self.shape.embedding,
+            "newest frames": self.shape.newest,
         }  # fmt: skip
 
     @property
