@@ -32,9 +32,6 @@ from ros_kvstream.retrieval.token_indices import grid_coordinates
 
 LARGE_ARCHIVE = 4
 """``context: auto`` shows only the newest of the arena's frames if the archive holds this many times as many frames."""
-TRUSTED_SHARE = 0.375
-"""Share of the trained positions over which a model reads its arena well. Measured on the tiny model: answers over
-1,300 of 4,000 seconds were as good as over 100; over 1,700 they were worse than from retrieved frames."""
 
 
 class Stream(Protocol):
@@ -147,7 +144,7 @@ def _shown(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive, questi
     newest_only = settings.context == "newest"
     if settings.context == "auto":
         arena_frames = stream.arena.plan.frame_slots / archive.plan.shape.patches
-        long = positions.newest - positions.start >= TRUSTED_SHARE * stream.model.position_limit
+        long = positions.rebases > 0 or positions.newest - positions.start >= stream.model.position_range.limit
         newest_only = long and archive.table.count >= LARGE_ARCHIVE * arena_frames
     return _newest(stream.frame_index, matching, settings.newest_frames) if newest_only else tuple(matching)
 

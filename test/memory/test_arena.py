@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ros_kvstream.errors import CapacityError
 from ros_kvstream.memory.arena import NO_FRAME, Arena
 from ros_kvstream.memory.budget import plan_budget, smallest_budget
-from ros_kvstream.memory.positions import Rebase
+from ros_kvstream.memory.positions import Rebase, make_positions
 
 
 def random_kept(arena: Arena, keep: int, seed: int) -> list[torch.Tensor]:
@@ -162,13 +162,55 @@ def test_rebased_keys_are_those_of_the_same_content_written_at_the_new_positions
     append(arena, 12, frame=0, seed=seed, t=400 + later)
     raw = [arena.frame_slots(index).unrotated_keys.clone() for index in range(2)]
     old = arena.frame_slots(0).positions.clone()
-    arena.replace_positions(Rebase(0, 300, shift))
+    none = torch.zeros(0, dtype=torch.int64)
+    arena.replace_positions(Rebase(300, shift, none, none))
     for index in range(2):
         view = arena.frame_slots(index)
         assert torch.equal(view.positions[..., 0], old[..., 0] - shift)
         assert torch.equal(view.positions[..., 1:], old[..., 1:])
         expected = arena.rotary.rotate(raw[index], view.positions)
         assert torch.allclose(view.keys, expected, atol=1e-4)
+
+
+def test_a_rebasing_leaves_keys_whose_position_stays_bit_for_bit_and_counts_slots_by_position() -> None:
+    arena = make_arena(pinned=3, dtype=torch.bfloat16)
+    fill(arena, 10)
+    arena.keep(random_kept(arena, 22, 1))
+    counts = torch.zeros(12, dtype=torch.int64)
+    for index in range(2):
+        counts += torch.bincount(arena.frame_slots(index).positions[..., 0].flatten().long(), minlength=12)
+    waiting = torch.tensor([[11, 0, 0], [11, 1, 1]])
+    counts[11] += 2 * 2 * 2
+    assert torch.equal(arena.slots_by_position(11, [waiting]), counts)
+    before = [slots_by_position(arena, index) for index in range(2)]
+    arena.replace_positions(lambda t: torch.where(t == 4, 3, t))
+    for index in range(2):
+        for was, now in zip(before[index], slots_by_position(arena, index), strict=True):
+            assert all(torch.equal(now[at][0], key) for at, (key, *_) in was.items() if at[0] not in (3, 4))
+
+
+@pytest.mark.parametrize(("dtype", "stated"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
+def test_keys_stay_within_the_stated_error_after_a_thousand_rebasings(dtype: torch.dtype, stated: float) -> None:
+    """Eight frames outlive thousands of others; the error is that of the keys, relative, on average."""
+    arena = make_arena(layers=1, pinned=0, frame_slots=120, head_dim=64, dtype=dtype)
+    positions = make_positions(0, 0.0, 300)
+    random, frame, raw = torch.Generator().manual_seed(1), 0, torch.zeros(0)
+    while positions.rebases < 1_000:
+        if positions.due(0.0, 12):
+            change = positions.rebase(0.0, 12, arena.slots_by_position(positions.newest))
+            arena.replace_positions(change)
+        append(arena, 4, frame=frame, seed=frame, t=positions.advance(0.0, 12))
+        frame += 1
+        if frame == 8:
+            raw = arena.frame_slots(0).unrotated_keys.clone()
+        if arena.frame_slots_free < 4:
+            others = 32 + torch.randperm(arena.frame_slots_used - 32, generator=random)[:60].sort().values
+            arena.keep([torch.cat([torch.arange(32), others]).expand(2, -1)])
+    kept = arena.frame_slots(0)
+    assert kept.frames[0, :32].tolist() == [number for number in range(8) for _ in range(4)]
+    assert len(kept.positions[0, :32, 0].unique()) == 8, "their order is known"
+    error = (kept.unrotated_keys[:, :32] - raw[:, :32]).norm(dim=-1) / raw[:, :32].norm(dim=-1)
+    print(error.mean(), error.max()); assert float(error.mean()) < stated
 
 
 def test_frames_kept_follows_every_change() -> None:
