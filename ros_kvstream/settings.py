@@ -37,12 +37,14 @@ class FieldRules:
 
     def check(self, name: str, value: Any) -> None:
         """Raise SettingsError unless the value is one of the choices or a number inside the inclusive range."""
+        named = f"one of {', '.join(self.choices)}"
         if value in self.choices:
             return
-        if self.choices and (self.low is None or isinstance(value, str)):
-            span = "" if self.low is None else f", or a number from {self.low:.10g} to {self.high:.10g}"
-            require(False, name, value, "one of " + ", ".join(self.choices) + span)
-        if self.low is not None and self.high is not None:
+        if self.low is None or self.high is None:
+            require(not self.choices, name, value, named)
+        elif self.choices and not isinstance(value, (int, float)):
+            require(False, name, value, f"{named}, or a finite number from {self.low:.10g} to {self.high:.10g}")
+        else:
             require_finite(name, value, self.low, self.high)
 
 
