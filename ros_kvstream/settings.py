@@ -36,10 +36,15 @@ class FieldRules:
     change: Change = Change.CONFIGURE
 
     def check(self, name: str, value: Any) -> None:
-        """Raise SettingsError unless the value is one of the choices and inside the inclusive range."""
-        if self.choices:
-            require(value in self.choices, name, value, "one of " + ", ".join(self.choices))
-        if self.low is not None and self.high is not None:
+        """Raise SettingsError unless the value is one of the choices or a number inside the inclusive range."""
+        named = f"one of {', '.join(self.choices)}"
+        if value in self.choices:
+            return
+        if self.low is None or self.high is None:
+            require(not self.choices, name, value, named)
+        elif self.choices and not isinstance(value, (int, float)):
+            require(False, name, value, f"{named}, or a finite number from {self.low:.10g} to {self.high:.10g}")
+        else:
             require_finite(name, value, self.low, self.high)
 
 
@@ -154,9 +159,11 @@ class MemorySettings:
     max_answer_tokens: int = setting(
         128, "Longest answer in tokens; a query for a longer answer is rejected. Slots for it are reserved in the "
         "budget.", 1, 4096)
-    position_limit: int = setting(
-        0, "Positions are re-based before they reach this value, so that a stream may run for days. 0 uses the range "
-        "that the model was trained on; beyond it answers get worse.", 0, 1 << 24)
+    position_limit: int | str = setting(
+        "auto", "Number of positions in use at most: older moments are drawn together before it is reached, so that a "
+        "stream may run for days. auto, or 0, takes the range that the model reads well: measured "
+        "(`kvstream benchmark range`), else the length that its family was trained on. A larger value keeps true "
+        "distances longer; beyond the range answers get worse.", 0, 1 << 24, choices=("auto",))
 
     def __post_init__(self) -> None:
         check_fields(self, "memory")

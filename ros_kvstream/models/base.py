@@ -46,6 +46,16 @@ class FrameTokens:
     """Number of text tokens after the grid."""
 
 
+@dataclass(frozen=True)
+class PositionRange:
+    """The range of positions that a model reads well; ``memory.position_limit: auto`` uses it."""
+
+    limit: int
+    """First position beyond it."""
+    source: str
+    """What the limit follows from."""
+
+
 class VideoLanguageModel(ABC):
     """A video language model of any family. Not thread-safe; weights are never changed."""
 
@@ -63,7 +73,11 @@ class VideoLanguageModel(ABC):
     tokens_per_second: float = 0.0
     """Positions per second of stream time; 0 where positions are sequential."""
     position_limit: int
-    """First position outside the trained range."""
+    """First position that the network does not have."""
+    trained_positions: int = 0
+    """Positions of the longest sequences that the family was trained on; 0 where that is not known."""
+    position_range: PositionRange
+    """The range that it reads well, within ``position_limit``."""
     patch_side: int = 28
     """Side in pixels of the resized picture's square that one visual token stands for."""
     frames_per_grid: int = 1
@@ -142,6 +156,12 @@ class VideoLanguageModel(ABC):
         return FrameTokens(embeddings, tokens.rows, tokens.columns, coordinates, len(before), len(after))
 
     # -- positions ------------------------------------------------------------------------------------------------
+
+    def positions_within(self, limit: int | str) -> PositionRange:
+        """The range for a value of ``memory.position_limit``; "auto" and 0 stand for the model's own."""
+        if isinstance(limit, str) or not limit:
+            return self.position_range
+        return PositionRange(min(limit, self.position_limit), "memory.position_limit")
 
     def frame_span(self, tokens: FrameTokens) -> int:
         """Number of positions along the first axis that a frame takes."""

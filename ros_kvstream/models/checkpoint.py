@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ros_kvstream.errors import ModelError
+from ros_kvstream.models.base import PositionRange
 from ros_kvstream.models.devices import resolve_attention
 from ros_kvstream.models.families import Family
 from ros_kvstream.models.hub import Report, download, is_weights, require_safetensors
@@ -18,6 +20,9 @@ from ros_kvstream.models.quantization import quantization_config
 from ros_kvstream.models.transformers_compat import set_attention
 from ros_kvstream.models.weight_memory import check_memory, skeleton
 from ros_kvstream.settings import ModelSettings
+
+RANGE_FILE = "kvstream.json"
+"""Beside a checkpoint's config: {"position_limit": N}, as `kvstream benchmark range --write` writes it."""
 
 
 @dataclass
@@ -87,6 +92,26 @@ class Checkpoint:
 
         found = next((name for name in names if hasattr(transformers, name)), names[-1])
         return getattr(transformers, found).from_pretrained(self.folder, local_files_only=True)
+
+    def measured_range(self, largest: int) -> PositionRange | None:
+        """Read the range that was measured for this checkpoint (RANGE_FILE in its folder); None without one.
+
+        :raises ModelError: when the file is damaged or names a limit outside [1, largest].
+        """
+        file = self.folder / RANGE_FILE
+        if not file.is_file():
+            return None
+        try:
+            limit = json.loads(file.read_text(encoding="utf-8"))["position_limit"]
+        except (ValueError, TypeError, KeyError) as error:
+            reason = f"no position_limit can be read ({error!r})"
+            raise ModelError(f"{file}: {reason}. Correct the file, or remove it.") from error
+        if type(limit) is not int or not 1 <= limit <= largest:
+            raise ModelError(
+                f"{file}: position_limit = {limit!r}: must be a whole number from 1 to {largest}, the model's "
+                "max_position_embeddings. Correct the file, or remove it."
+            )
+        return PositionRange(limit, f"measured, {RANGE_FILE}")
 
     def _has_weights(self) -> bool:
         files = [path.name for path in self.folder.iterdir()]

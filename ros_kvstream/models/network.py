@@ -15,7 +15,7 @@ from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.attention import use_arena_attention
-from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.models.base import PositionRange, VideoLanguageModel
 from ros_kvstream.models.checkpoint import Checkpoint
 from ros_kvstream.models.transformers_compat import arena_cache, cache_argument
 
@@ -85,6 +85,10 @@ class NetworkModel(VideoLanguageModel):
         )
         self.embedding_width = text.hidden_size
         self.position_limit = text.max_position_embeddings
+        self.position_range = PositionRange(self.position_limit, "max_position_embeddings, trained length unknown")
+        if self.trained_positions:
+            longest = min(self.trained_positions, self.position_limit)
+            self.position_range = PositionRange(longest, "trained length of the family")
         self.rotary = rotary_of(self.language_model.rotary_emb, self.device)
         self._cache_name = cache_argument(self.language_model)
         use_arena_attention(self.language_model)
@@ -94,7 +98,9 @@ class NetworkModel(VideoLanguageModel):
         """Load a checkpoint of this family."""
         network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
         processor = checkpoint.image_processor(*cls.image_processors)
-        return cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
+        model = cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
+        model.position_range = checkpoint.measured_range(model.position_limit) or model.position_range
+        return model
 
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a piece of the prompt, without special tokens added."""

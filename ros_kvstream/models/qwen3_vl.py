@@ -28,6 +28,7 @@ class Qwen3VL(QwenVL):
     """Qwen3-VL, dense models."""
 
     family = "qwen3_vl"
+    trained_positions = 262_144  # last stage of pre-training, arXiv 2511.21631, section 3
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
         super().__init__(name, network, tokenizer, image_processor, trained=trained)

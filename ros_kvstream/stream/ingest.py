@@ -176,8 +176,9 @@ class Ingest:
     def _advance(self, record: FrameRecord, tokens: FrameTokens, before: list[Tensor]) -> int:
         """First position of a frame, after a re-basing of the arena and of its block (``before``) if one is due."""
         span = self.model.frame_span(tokens)
-        change = self.positions.rebase(record.stamp, span)
-        if change is not None:
+        if self.positions.due(record.stamp, span):
+            held = self.arena.slots_by_position(self.positions.newest, before)
+            change = self.positions.rebase(record.stamp, span, held)
             self.arena.replace_positions(change)
             for positions in before:
                 positions[:, 0] = change(positions[:, 0])
@@ -245,7 +246,7 @@ class Ingest:
 
     def _new_positions(self, reserve: int) -> TimestampPositions:
         """Positions from the prompt's end on, with as many free behind the frames as text and retrieved frames take."""
-        limit = min(self.settings.memory.position_limit or self.model.position_limit, self.model.position_limit)
+        limit = self.model.positions_within(self.settings.memory.position_limit).limit
         free = reserve if self.model.layout.sequential else self._text_slots
         return make_positions(len(self.model.prefix_ids), self.model.tokens_per_second, limit, free)
 
@@ -298,7 +299,7 @@ class Ingest:
         arena, counters, kept, held = self.arena, self.counters, self.arena.frames_kept(), self.arena.cameras_kept()
         records = [self.frame_index[frame] for frame in kept if frame in self.frame_index]
         archive = self.archive_retrieval.status() if self.archive_retrieval else ArchiveStatus("ok")
-        device = self.model.device
+        device, within = self.model.device, self.model.positions_within(self.settings.memory.position_limit)
         return MemoryStats(
             budget_bytes=int(self.budget_mib * MIB),
             allocated_bytes=arena.allocated_bytes,
@@ -314,6 +315,8 @@ class Ingest:
             newest_stamp=self.frame_index.newest_stamp(),
             compactions=arena.compactions,
             rebases=self.positions.rebases,
+            position_limit=within.limit,
+            position_source=within.source,
             questions=counters["questions"],
             archive_budget_bytes=archive.budget_bytes,
             archive_bytes=archive.used_bytes,
