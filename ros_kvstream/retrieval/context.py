@@ -30,8 +30,10 @@ from ros_kvstream.retrieval.internal import question_queries
 from ros_kvstream.retrieval.ranking import choose_frames
 from ros_kvstream.retrieval.token_indices import grid_coordinates
 
-LARGE_ARCHIVE = 4
-"""``context: auto`` shows only the newest of the arena's frames if the archive holds this many times as many frames."""
+LARGE_ARCHIVE, THIN_ARENA = 4, 8
+"""``context: auto`` shows only the newest of the arena's frames in a long stream, if the archive of keys and values holds
+four times as many frames as fit into the arena; and in any stream, if an archive of embeddings holds eight times as many.
+"""
 LONGEST_PAUSE = float(__import__("os").environ.get("PAUSE", "3.5"))
 """Longest time between two retrieved frames as the model sees it, seconds."""
 
@@ -88,36 +90,42 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
 def _retrieve(
     stream: Stream, retrieval: ArchiveRetrieval, archive: Archive, question: Question, start: int, capacity: int
 ) -> Context:
-    arena, table = stream.arena, archive.table
+    arena, table, settings = stream.arena, archive.table, retrieval.settings
     allowed = filter_slots(table.frames, table.camera_names, question.camera, question.since, question.until)
-    shown = _shown(stream, retrieval, archive, question)
-    queries = search_queries(stream, retrieval, question.ids, start) if retrieval.settings.internal_weight > 0 else {}
-    chosen = choose_frames(archive, retrieval.settings, retrieval.encoder, question.text, queries, allowed)
-    patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
     kept = arena.frames_kept()
-    newest = _afresh(stream, archive, shown, capacity)
+    matching = stream.frame_index.matching(question.camera, question.since, question.until)
+    matching = [frame for frame in matching if frame in kept]
+    alone = not _newest_only(stream, retrieval, archive)
+    shown = tuple(matching) if alone else _newest(stream.frame_index, matching, settings.newest_frames)
+    newest = [] if alone else _afresh(archive, shown, capacity)
     whole = {frame.frame_id for frame in newest}
-    present = [stream.frame_index[frame.frame_id] for frame in chosen if frame.frame_id in shown]
-    enough = 1e-6 if retrieval.content.afresh and not newest and __import__("os").environ.get("ANY") else 1.0
-    present = [
-        record for record in present
-        if record.frame_id in whole or kept.get(record.frame_id, 0.0) >= enough * record.tokens - 1e-6
-    ]  # fmt: skip
-    capacity -= sum(len(frame.coordinates) for frame in newest)
-    added = within_capacity(chosen, patches, capacity, {record.frame_id for record in present})
+    present = {
+        record.frame_id: record
+        for record in map(stream.frame_index.__getitem__, shown)
+        if record.frame_id in whole or kept[record.frame_id] >= record.tokens - 1e-6
+    }
+    queries = search_queries(stream, retrieval, question.ids, start) if settings.internal_weight > 0 else {}
+    chosen = choose_frames(archive, settings, retrieval.encoder, question.text, queries, allowed, present)
+    patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
+    capacity = 0 if alone and shown and retrieval.content.afresh else capacity - _tokens(newest)
+    added = within_capacity(chosen, patches, capacity, present)
     fetched = archive.fetch([frame.slot for frame in added])
     seen = () if newest else shown
     visible = None if len(seen) == len(kept) else arena.visible(list(seen))
     if fetched or newest:
         _append(stream, retrieval, [*fetched, *newest], seen, start)
-    return Context(visible, shown, retrieved_evidence(chosen, fetched, present))
+    held = [present[frame.frame_id] for frame in chosen if frame.frame_id in present]
+    return Context(visible, shown, retrieved_evidence(chosen, fetched, held))
 
 
-def _afresh(stream: Stream, archive: Archive, shown: Sequence[int], capacity: int) -> list[ArchivedFrame]:
+def _tokens(frames: Sequence[ArchivedFrame]) -> int:
+    return sum(len(frame.coordinates) for frame in frames)
+
+
+def _afresh(archive: Archive, shown: Sequence[int], capacity: int) -> list[ArchivedFrame]:
     """The visible frames of the arena, to be prefilled afresh in their place; empty when they stay as they are."""
     newest = archive.newest_frames(shown)
-    fit = sum(len(frame.coordinates) for frame in newest) <= capacity
-    return newest if fit and len(newest) == len(shown) else []
+    return newest if _tokens(newest) <= capacity and len(newest) == len(shown) else []
 
 
 def within_capacity(
@@ -153,17 +161,18 @@ def search_queries(stream: Stream, retrieval: ArchiveRetrieval, ids: Sequence[in
 # -- frames of the arena ------------------------------------------------------------------------------------------
 
 
-def _shown(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive, question: Question) -> tuple[int, ...]:
-    """The arena's frames that are visible: all that pass the filters, or only the newest of them."""
-    settings, positions, held = retrieval.settings, stream.positions, stream.arena.frames_kept()
-    matching = stream.frame_index.matching(question.camera, question.since, question.until)
-    matching = [frame for frame in matching if frame in held]
-    newest_only = settings.context == "newest"
-    if settings.context == "auto":
-        arena_frames = stream.arena.plan.frame_slots / archive.plan.shape.patches
-        long = positions.rebases > 0 or positions.newest - positions.start >= stream.model.position_range.limit
-        newest_only = long and archive.table.count >= LARGE_ARCHIVE * arena_frames
-    return _newest(stream.frame_index, matching, settings.newest_frames) if newest_only else tuple(matching)
+def _newest_only(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive) -> bool:
+    """Whether only the newest of the arena's frames are visible beside the retrieved ones, or else all of the arena.
+
+    Where retrieved frames are prefilled afresh, they do not attend to the arena: a question sees them or all of the
+    arena, which serves a short stream of which it holds a good part.
+    """
+    if retrieval.settings.context != "auto":
+        return retrieval.settings.context == "newest"
+    positions = stream.positions
+    long = positions.rebases > 0 or positions.newest - positions.start >= stream.model.position_range.limit
+    held = archive.table.count * archive.plan.shape.patches / stream.arena.plan.frame_slots
+    return long or held >= THIN_ARENA if retrieval.content.afresh else long and held >= LARGE_ARCHIVE
 
 
 def _newest(frame_index: FrameIndex, frames: Sequence[int], count: int) -> tuple[int, ...]:

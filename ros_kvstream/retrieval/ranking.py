@@ -8,7 +8,7 @@ the experts only find frames that look like the question.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from ros_kvstream.settings import RetrievalSettings
 
 NOVELTY = "novelty"
 """Name, in the evidence, of the ranking behind questions of order."""
+NOVEL = 1.0
+"""Least novelty of a moment, standard deviations above the mean of the stream."""
 POOL = 2
 """Novel moments that are considered, as a multiple of ``top_k``."""
 ORDER_WORDS = {
@@ -71,41 +73,56 @@ def choose_frames(
     question: str,
     queries: Mapping[int, Tensor],
     allowed: NDArray[np.bool_],
+    present: Collection[int] = (),
 ) -> list[RankedFrame]:
-    """The frames to bring back, best first, at most ``top_k``.
+    """The frames to bring back, best first, at most ``top_k`` beside those that are present.
 
-    :param queries: as in :func:`expert_scores`; :param allowed: archive slots that pass the filters, [slots].
+    Half of them are the moments that are most like the question, one frame of each; the others are the most novel
+    moments, so that the context spans the stream. Questions of order need all of them: novel moments alone, and the
+    moment that the question names.
+
+    :param queries: as in :func:`expert_scores`; :param allowed: archive slots that pass the filters, [slots];
+    :param present: ids of frames that are in the context anyway.
     """
     count, gap, diversity = settings.top_k, settings.moment_gap_seconds, settings.temporal_diversity
 
-    def moments(experts: Mapping[str, Expert], number: int, frames: int) -> list[RankedFrame]:
+    def moments(experts: Mapping[str, Expert], frames: int) -> list[RankedFrame]:
         ranked = fuse(experts, allowed, archive.table.frames, k=settings.rrf_k, depth=settings.rank_depth)
-        return choose_moments(ranked, number, gap_seconds=gap, moment_frames=frames)
+        return choose_moments(ranked, POOL * count, gap_seconds=gap, moment_frames=frames)
+
+    def first(ranked: Iterable[RankedFrame], number: int = count) -> list[RankedFrame]:
+        return _first(ranked, number, gap, present)
 
     order = question_order(question) if diversity == "auto" else ""
-    likely = novel = []
+    likely: list[RankedFrame] = []
     if diversity != "always" and order not in ("first", "last"):
-        likely = moments(expert_scores(archive, settings, encoder, question, queries), count, settings.moment_frames)
-    if diversity != "never":
-        novel = moments({NOVELTY: Expert(1.0, novelty_scores(archive, allowed))}, POOL * count, 1)
+        likely = moments(expert_scores(archive, settings, encoder, question, queries), settings.moment_frames)
+    if diversity == "never":
+        return likely[:count]
+    ranked = moments({NOVELTY: Expert(1.0, novelty_scores(archive, allowed))}, 1)
+    novel = [frame for frame in ranked if frame.scores[NOVELTY] >= NOVEL] or ranked[:1]
     if not likely:
-        return sorted(novel[:count], key=lambda frame: frame.stamp, reverse=order == "last")
-    if order:
-        named = around(likely, novel, order, gap)
-        known = any(_same_moment(named[0], frame, gap) for frame in novel[:count])
-        return novel[:count] if known else _distinct([*named, *novel], count, gap)
-    return _distinct([*likely[: (count + 1) // 2], *novel, *likely], count, gap) if novel else likely
+        return sorted(first(novel), key=lambda frame: frame.stamp, reverse=order == "last")
+    if not order:
+        return first([*first(likely, (count + 1) // 2), *novel, *likely])
+    return first([*named_moments(likely, novel, first(novel), order, gap), *novel])
 
 
-def around(
-    likely: Sequence[RankedFrame], novel: Sequence[RankedFrame], order: str, gap: float
+def named_moments(
+    likely: Sequence[RankedFrame], novel: Sequence[RankedFrame], chosen: Sequence[RankedFrame], order: str, gap: float
 ) -> list[RankedFrame]:
-    """The moment that a question of order names, and the novel moment before or after it.
+    """The moment that a question of order names, and the novel one before or after it; empty if it is chosen already.
 
     :param likely: moments like the question, best first; the first that is also novel is the one named.
     :param novel: novel moments; :param order: before | after; :param gap: moments closer than this are one, seconds.
     """
-    named = next((frame for frame in likely if any(_same_moment(frame, other, gap) for other in novel)), likely[0])
+
+    def among(frame: RankedFrame, others: Sequence[RankedFrame]) -> bool:
+        return any(_same_moment(frame, other, gap) for other in others)
+
+    named = next((frame for frame in likely if among(frame, novel)), likely[0])
+    if among(named, chosen):
+        return []
     sign = -1 if order == "before" else 1
     beside = [frame for frame in novel if sign * (frame.stamp - named.stamp) > gap]
     return [named, *sorted(beside, key=lambda frame: sign * frame.stamp)[:1]]
@@ -115,10 +132,13 @@ def _same_moment(one: RankedFrame, other: RankedFrame, gap: float) -> bool:
     return one.camera == other.camera and abs(one.stamp - other.stamp) <= gap
 
 
-def _distinct(frames: Iterable[RankedFrame], count: int, gap: float) -> list[RankedFrame]:
-    """The first ``count`` frames, at most one of a moment except where the first ones are of the same."""
+def _first(ranked: Iterable[RankedFrame], count: int, gap: float, present: Collection[int]) -> list[RankedFrame]:
+    """The first frame of each moment, ``count`` beside those that are present."""
     chosen: list[RankedFrame] = []
-    for frame in frames:
-        if len(chosen) < count and not any(_same_moment(frame, other, gap) for other in chosen):
+    for frame in ranked:
+        if not any(_same_moment(frame, other, gap) for other in chosen):
             chosen.append(frame)
+            count -= frame.frame_id not in present
+        if not count:
+            break
     return chosen
