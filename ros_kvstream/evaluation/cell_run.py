@@ -30,6 +30,8 @@ LATE_SECONDS = 1.0
 """A question is still asked when the stream ended this long before its time; later ones are not."""
 ANSWER_MEMORY = ("budget_bytes", "used_bytes", "archive_bytes", "frames_remembered")
 """Memory figures that an answer's line has."""
+UNTRAINED = "the model has no weights: they are random, and its answers are meaningless"
+"""Note of a run whose model is untrained."""
 Progress = Callable[[int], None]
 """Is called with the number of frames that were observed since the last call."""
 
@@ -71,7 +73,9 @@ def run_job(job: Job, model: VideoLanguageModel, store: FrameStore, progress: Pr
         run["budget_bytes"] = int(budget * MIB)
         memory = VideoMemory(cell.settings(budget), model)
         _stream(memory, job, store, result, progress)
-        run |= {"frames_digest": store.digest(episode.source), "notes": store.notes(episode.source)}
+        run |= {"frames_digest": store.digest(episode.source), "notes": [*store.notes(episode.source)]}
+        if not model.trained:
+            run["notes"].append(UNTRAINED)
     except (BudgetError, CapacityError, FrameError, RecordingError, OSError) as error:
         refuse(result, error)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.attention import use_arena_attention
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.models.checkpoint import Checkpoint
+from ros_kvstream.models.checkpoint import Checkpoint, one_line, template_file
 from ros_kvstream.models.transformers_compat import arena_cache, cache_argument
 
 QUESTION_MARKER = "kvstreamquestion"
@@ -46,9 +47,13 @@ def split_chat_template(tokenizer: Any, marker: str, media: str = "video") -> tu
     message = {"role": "user", "content": [{"type": media}, {"type": "text", "text": QUESTION_MARKER}]}
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("the tokenizer has no chat template: use an instruction-tuned checkpoint")
-    text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    template = f"the chat template in {template_file(Path(tokenizer.name_or_path))}"
+    try:
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template can fail with anything
+        raise ModelError(f"{template} cannot be used: {one_line(error)}") from error
     if text.count(marker) != 1 or text.count(QUESTION_MARKER) != 1:
-        raise ModelError(f"the chat template has no single place for a {media} ({marker}): {text!r}")
+        raise ModelError(f"{template} has no single place for a {media} ({marker}): {text!r}")
     before, rest = text.split(marker)
     between, after = rest.split(QUESTION_MARKER)
     return before, between, after
@@ -91,8 +96,8 @@ class NetworkModel(VideoLanguageModel):
     @classmethod
     def open(cls, checkpoint: Checkpoint) -> NetworkModel:
         """Load a checkpoint of this family."""
-        network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
-        processor = checkpoint.image_processor(*cls.image_processors)
+        tokenizer, processor = checkpoint.tokenizer(), checkpoint.image_processor(*cls.image_processors)
+        network = checkpoint.network()
         return cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
 
     def tokenize(self, text: str) -> list[int]:

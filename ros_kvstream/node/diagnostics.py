@@ -94,7 +94,8 @@ def _state(health: Health) -> DiagnosticStatus:
     if health.worker_died:
         return _status(health, "state", ERROR, "the worker thread has ended: clean up and configure again", values)
     if health.state == "active" and not health.trained:
-        return _status(health, "state", WARN, f"{health.model} is untrained: its answers are meaningless", values)
+        text = f"{health.model} is untrained, with random weights: its answers are meaningless"
+        return _status(health, "state", WARN, text, values)
     if health.state != "active":
         return _status(health, "state", WARN, f"{health.state}: frames and questions are rejected", values)
     return _status(health, "state", OK, "active", values)
