@@ -14,7 +14,7 @@ import pytest
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import RecordingError
-from ros_kvstream.evaluation.cell_run import run_job, share_budget_mib
+from ros_kvstream.evaluation.cell_run import UNTRAINED, run_job, share_budget_mib
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
@@ -167,3 +167,10 @@ def test_every_cell_sees_the_same_frames(model: VideoLanguageModel) -> None:
     cells = [replace(CELL, policy=policy) for policy in ("recent", "uniform", "infinipot_v")]
     digests = {run_job(Job(cell, episode), model, store).run["frames_digest"] for cell in cells}
     assert len(digests) == 1
+
+
+def test_a_run_with_random_weights_says_so(model: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, store = Job(CELL, Episode(Pictures(2), (ask(101.0),))), FrameStore()
+    assert run_job(job, model, store).run["notes"] == []
+    monkeypatch.setattr(model, "trained", False)
+    assert run_job(job, model, store).run["notes"] == [UNTRAINED]
