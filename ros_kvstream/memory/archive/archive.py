@@ -407,8 +407,8 @@ class Archive:
 def describe_missing(count: int, path: str) -> str:
     """Describe which late records the file lacks, and the remedy, for diagnostics."""
     return (
-        f"archive.path = {path!r}: {count} embeddings or time spans are not in the file, since the disk was slower than "
-        "the stream; they are missing after a restart. Remedy: raise archive.queue_frames or use a faster disk."
+        f"archive.path = {path!r}: {count} embeddings or time spans are not in the file, since the disk was slower "
+        "than the stream; they are missing after a restart. Remedy: raise archive.queue_frames or use a faster disk."
     )
 
 
