@@ -45,7 +45,8 @@ class ParameterSpec:
         """Raise SettingsError unless the value has the parameter's type and is inside its limits."""
         accepted = {float: (int, float), list: (list, tuple)}.get(self.kind, (self.kind,))
         of_type = isinstance(value, accepted) and (self.kind is bool or not isinstance(value, bool))
-        require(of_type, self.name, value, f"of type {_TYPE_NAMES[self.kind]}")
+        quotes = " (in YAML: write it in quotes)" if self.kind is str and isinstance(value, (bool, int, float)) else ""
+        require(of_type, self.name, value, f"of type {_TYPE_NAMES[self.kind]}{quotes}")
         self.rules.check(self.name, value)
 
     def normalized(self, value: Any) -> Any:
