@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ros_kvstream.errors import BudgetError, CapacityError, FrameError, QuestionError, RecordingError
+from ros_kvstream.errors import BudgetError, CapacityError, FrameError, NonFiniteError, QuestionError, RecordingError
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
@@ -76,7 +76,7 @@ def run_job(job: Job, model: VideoLanguageModel, store: FrameStore, progress: Pr
         run |= {"frames_digest": store.digest(episode.source), "notes": [*store.notes(episode.source)]}
         if not model.trained:
             run["notes"].append(UNTRAINED)
-    except (BudgetError, CapacityError, FrameError, RecordingError, OSError) as error:
+    except (BudgetError, CapacityError, FrameError, NonFiniteError, RecordingError, OSError) as error:
         refuse(result, error)
     finally:
         if memory is not None:
@@ -132,7 +132,7 @@ def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQ
     since, until = questions.limits(question)
     try:
         answer = memory.ask(question.prompt, camera=question.camera, since=since, until=until)
-    except QuestionError as error:
+    except (QuestionError, NonFiniteError) as error:
         return line | {"error": str(error), "correct": False}
     evidence = [
         {"stamp": frame.stamp, "stamp_end": frame.stamp_end, "camera": frame.camera, "score": frame.score,

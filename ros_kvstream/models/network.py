@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.attention import use_arena_attention
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.checkpoint import Checkpoint, one_line, template_file
+from ros_kvstream.models.packed_weights import sample
 from ros_kvstream.models.transformers_compat import arena_cache, cache_argument
 
 QUESTION_MARKER = "kvstreamquestion"
@@ -139,6 +141,14 @@ class NetworkModel(VideoLanguageModel):
             embeddings[wanted == -1 - index] = vector.to(embeddings)
         return embeddings
 
+    def weights_checksum(self) -> int:
+        """Checksum of samples of every tensor of the language model, as float32; scales of quantized ones included."""
+        check = 0
+        for _, tensor in sorted(self.language_model.state_dict().items()):
+            if isinstance(tensor, Tensor):
+                check = zlib.crc32(sample(tensor).float().cpu().numpy().tobytes(), check)
+        return check
+
     def decode(self, ids: Sequence[int]) -> str:
         """Answer tokens to text."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
@@ -161,7 +171,7 @@ class NetworkModel(VideoLanguageModel):
         logits: bool,
         visible: list[Tensor] | None = None,
     ) -> Tensor | None:
-        """Run announced tokens through the language model with explicit positions."""
+        """Run announced tokens through the language model with explicit positions; raises NonFiniteError."""
         hidden = self.language_model(
             **self.language_inputs(embeddings),
             position_ids=self.position_ids(positions),
@@ -169,7 +179,10 @@ class NetworkModel(VideoLanguageModel):
             visible=visible,
             **{self._cache_name: arena_cache(arena)},
         ).last_hidden_state
-        return self.network.lm_head(hidden[0, -1]).float() if logits else None
+        last = self.network.lm_head(hidden[0, -1]).float() if logits else None
+        for values in (hidden,) if last is None else (hidden, last):
+            self.require_finite(values, "language model")
+        return last
 
     def capture_queries(self, layers: Sequence[int]) -> AbstractContextManager[dict[int, Tensor]]:
         """Collect unrotated queries of the forwards inside the context, layer -> float32 [heads, tokens, head_dim]."""

@@ -108,6 +108,29 @@ def test_a_question_that_cannot_be_asked_is_an_error_of_its_line_alone(model: Vi
     assert lines["fine"]["error"] == "" and lines["fine"]["answer"] is not None
 
 
+def test_values_that_are_not_finite_refuse_an_answer_and_a_run(
+        model: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, encode = model.forward, model.encode_frames
+    job = Job(CELL, Episode(Pictures(), (ask(5.0),)))
+
+    def without_values(*arguments: Any, logits: bool, **options: Any) -> Any:
+        found = forward(*arguments, logits=logits, **options)
+        if logits and found is not None:
+            model.require_finite(found * math.nan, "language model")
+        return found
+
+    monkeypatch.setattr(model, "forward", without_values)
+    result = run_job(job, model, FrameStore())
+    assert result.run["status"] == "done" and result.lines[0]["correct"] is False
+    assert "language model of random" in result.lines[0]["error"] and "dtype = float32" in result.lines[0]["error"]
+    monkeypatch.setattr(model, "forward", forward)
+    monkeypatch.setattr(model, "encode_frames", lambda frames: [
+        replace(tokens, embeddings=tokens.embeddings * math.nan) for tokens in encode(frames)])
+    result = run_job(job, model, FrameStore())
+    assert result.run["status"] == "refused" and "dtype = float32" in result.run["reason"] and not result.lines
+    assert json.dumps(result.run, allow_nan=False)
+
+
 def test_a_full_cache_that_reaches_its_cap_is_a_refused_run_with_its_reason(model: VideoLanguageModel) -> None:
     cell = replace(CELL, policy="full", budget_mib=0.12)
     result = run_job(Job(cell, Episode(Pictures(200), (ask(math.inf),))), model, FrameStore())
