@@ -285,9 +285,9 @@ class ArchiveSettings:
         "memory", "Where the archive is stored: 'memory', or a folder for one preallocated file that survives a "
         "restart.")
     content: str = setting(
-        "embeddings", "What is stored of a patch. embeddings: the output of the vision tower, which a question prefills "
-        "afresh, so that a moment is read as the model learned to read videos. kv: its keys and values in all layers, "
-        "which are read back without a prefill but take more bytes and carry what the memory held at the time.",
+        "embeddings", "What is stored of a patch. embeddings: the output of the vision tower, which a question "
+        "prefills afresh, so that moments are read as the model learned to read videos. kv: keys and values of all "
+        "layers, which need no prefill but take more bytes, and depend on what the memory held when they were made.",
         choices=("embeddings", "kv"))
     precision: str = setting(
         "fp16", "Number format of what is archived. Fewer bits hold more frames, each less exactly. Index keys "

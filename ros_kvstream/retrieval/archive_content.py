@@ -70,7 +70,7 @@ class Embeddings(ArchiveContent):
 
 
 class KeysValues(ArchiveContent):
-    """Keys and values of all layers. A question reads them back without a prefill, its keys rotated to new positions."""
+    """Keys and values of all layers. They are read back without a prefill; keys are rotated to their new positions."""
 
     afresh = False
 

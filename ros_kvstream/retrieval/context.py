@@ -31,9 +31,8 @@ from ros_kvstream.retrieval.ranking import choose_frames
 from ros_kvstream.retrieval.token_indices import grid_coordinates
 
 LARGE_ARCHIVE, THIN_ARENA = 4, 8
-"""``context: auto`` shows only the newest of the arena's frames in a long stream, if the archive of keys and values holds
-four times as many frames as fit into the arena; and in any stream, if an archive of embeddings holds eight times as many.
-"""
+"""``context: auto`` shows only the newest of the arena's frames where the archive holds many times as many frames as
+fit into the arena: four times for keys and values, in a long stream only; eight times for embeddings."""
 LONGEST_PAUSE = 3.5
 """Longest time between two retrieved frames as the model sees it, seconds. Without pauses between moments, the tiny
 model answered .6 of the questions of order on tuning seeds, with pauses of 1 s .9, from 2 s on all of them."""

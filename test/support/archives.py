@@ -13,7 +13,9 @@ from ros_kvstream.memory.archive.plan import ArchiveShape, plan_archive
 from ros_kvstream.memory.archive.records import ArchivedFrame, FrameToArchive
 from ros_kvstream.settings import ArchiveSettings
 
-SHAPE = ArchiveShape(vectors=12, width=8, kv_heads=2, head_dim=8, index_layers=(0, 2), patches=6, embedding=4, cameras=2)
+SHAPE = ArchiveShape(
+    vectors=12, width=8, kv_heads=2, head_dim=8, index_layers=(0, 2), patches=6, embedding=4, cameras=2, newest=3
+)
 
 
 def make_frame(frame_id: int, *, stamp: float | None = None, camera: str = "front", thumbnail: bytes = b"",

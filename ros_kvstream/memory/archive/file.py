@@ -101,7 +101,8 @@ class ArchiveFile:
                 "slot_bytes": plan.slot_type.itemsize,
                 "late_bytes": plan.late_type.itemsize,
                 "index_layers": list(plan.shape.index_layers),
-                "shape": [getattr(plan.shape, name) for name in ("vectors", "width", "kv_heads", "head_dim", "patches")],
+                "shape": [plan.shape.vectors, plan.shape.width, plan.shape.kv_heads, plan.shape.head_dim],
+                "frame_patches": plan.shape.patches,
             },
             sort_keys=True,
         ).encode()

@@ -186,7 +186,8 @@ class ArchivePlan:
         settings = self.settings
         return {
             "frames": self.frames, "patches": self.rows, "patch bytes": self.codec.row_bytes,
-            "archive.content": settings.content, "archive.precision": settings.precision, "retrieval.layers": list(self.shape.index_layers),
+            "archive.content": settings.content, "archive.precision": settings.precision,
+            "retrieval.layers": list(self.shape.index_layers),
             "archive.frame_patches": self.shape.patches, "index keys": self.index_count,
             "archive.mean_key": settings.mean_key, "archive.compare_frames": settings.compare_frames,
             "archive.thumbnail_bytes": settings.thumbnail_bytes, "external embedding": self.shape.embedding,
