@@ -57,8 +57,8 @@ def archived(memory: VideoMemory) -> list[tuple[Any, ...]]:
         return []
     archive = memory.archive_retrieval.archive
     frames = archive.fetch([int(slot) for slot in np.flatnonzero(archive.table.frames["live"])])
-    return sorted((frame.frame_id, frame.stamp, frame.stamp_end, frame.camera, frame.keys.sum().item(),
-                   frame.values.sum().item(), archive.thumbnail(frame.frame_id)) for frame in frames)  # fmt: skip
+    return sorted((frame.frame_id, frame.stamp, frame.stamp_end, frame.camera, frame.content.sum().item(),
+                   archive.thumbnail(frame.frame_id)) for frame in frames)  # fmt: skip
 
 
 QUANTIZED = {"quantized": QuantizedSettings(mode="on", group=16)}
