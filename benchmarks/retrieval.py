@@ -78,8 +78,7 @@ def make_memory(
     tokens, text = rows * columns, QUESTION_TOKENS + ANSWER_TOKENS
     arena_frames = len(stream.frames) + BLOCK_FRAMES
     if archive_ratio:
-        afresh = retrieval.newest_frames if archive.get("content") != "kv" else 0
-        arena_frames, text = ARENA_FRAMES, text + (retrieval.top_k + afresh) * tokens
+        arena_frames, text = ARENA_FRAMES, text + retrieval.slots(tokens, ArchiveSettings(budget_mib=1.0, **archive))
     budget = max(budget_for_slots(model, arena_frames * tokens, text), 0.01)
     memory = MemorySettings(
         budget_mib=budget, policy="infinipot_v" if archive_ratio else "full", block_frames=BLOCK_FRAMES,

@@ -398,6 +398,16 @@ class RetrievalSettings:
             "retrieval.layers", self.layers, "distinct layer numbers from 0",
         )
 
+    def slots(self, frame_tokens: int, archive: ArchiveSettings) -> int:
+        """Slots of the arena to reserve for retrieved frames of this many tokens, and for the newest ones afresh."""
+        if not archive.enabled:
+            return 0
+        return self.capacity_tokens or (self.top_k + self.frames_afresh(archive)) * frame_tokens
+
+    def frames_afresh(self, archive: ArchiveSettings) -> int:
+        """Newest frames that a question prefills afresh: those of an archive of embeddings."""
+        return self.newest_frames if archive.content == "embeddings" else 0
+
 
 @dataclass(frozen=True)
 class StreamSettings:

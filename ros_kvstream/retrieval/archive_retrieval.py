@@ -81,6 +81,7 @@ class ArchiveRetrieval:
 
     def _shape(self, patches: int) -> ArchiveShape:
         shape, side = self._model.shape, self.encoder.picture_side if self.encoder else 0
+        afresh = self.settings.frames_afresh(self._archive_settings)
         return ArchiveShape(
             vectors=self.content.vectors,
             width=self.content.width,
@@ -90,7 +91,7 @@ class ArchiveRetrieval:
             patches=patches,
             embedding=self.encoder.size if self.encoder else 0,
             cameras=CAMERAS,
-            newest=self.settings.newest_frames + CAMERAS if self.content.afresh else 0,
+            newest=afresh + CAMERAS if afresh else 0,
             waiting_bytes=self.settings.pending_pictures * 3 * side * side,
         )
 
@@ -108,9 +109,8 @@ class ArchiveRetrieval:
                 log.warning("archive: %s", error)
 
     def slots_needed(self, frame_tokens: int) -> int:
-        """Slots to plan for retrieved frames of this many visual tokens."""
-        frames = self.settings.top_k + (self.settings.newest_frames if self.content.afresh else 0)
-        return self.settings.capacity_tokens or frames * frame_tokens
+        """Slots to plan for frames of this many tokens; see :meth:`RetrievalSettings.slots`."""
+        return self.settings.slots(frame_tokens, self._archive_settings)
 
     @property
     def searchable(self) -> Archive | None:
