@@ -144,7 +144,7 @@ def _shown(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive, questi
     newest_only = settings.context == "newest"
     if settings.context == "auto":
         arena_frames = stream.arena.plan.frame_slots / archive.plan.shape.patches
-        long = positions.rebases > 0 or positions.newest - positions.start >= stream.model.position_range.limit
+        long = positions.newest - positions.start >= stream.model.position_range.limit
         newest_only = long and archive.table.count >= LARGE_ARCHIVE * arena_frames
     return _newest(stream.frame_index, matching, settings.newest_frames) if newest_only else tuple(matching)
 
