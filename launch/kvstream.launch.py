@@ -35,7 +35,8 @@ def generate_launch_description() -> LaunchDescription:
     return LaunchDescription([
         DeclareLaunchArgument(
             "image_topic", default_value="image",
-            description="Topic of a single camera; CompressedImage if it ends in /compressed."),
+            description="Topic of a single camera; CompressedImage if it ends in /compressed. With several cameras, or "
+            "a camera.topic in the configuration file, it has no effect and the node logs a warning."),
         DeclareLaunchArgument(
             "model", default_value="", description=f"'tiny', a local folder or a hub id. {AS_IN_CONFIG}"),
         DeclareLaunchArgument(

@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lifecycle_msgs.msg import Transition
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
+from rclpy.exceptions import ParameterException
 from rclpy.lifecycle import LifecycleNode, LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from ros_kvstream.errors import FrameError, KvStreamError
+from ros_kvstream.errors import FrameError, KvStreamError, SettingsError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.frame_counters import DropCause
 from ros_kvstream.node.frame_queue import QueuedFrame
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
     from ros_kvstream.stream.memory import VideoMemory
 
 CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
+ACTIVATE = Transition.TRANSITION_ACTIVATE
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+AUTOSTARTED = (" This node configures and activates itself: set its parameter autostart to false when a lifecycle "
+               "manager does that.")
 TICK_SECONDS = 0.05
 """Period of the timer that measures the executor lateness."""
 STOP_SECONDS = 10.0
@@ -49,7 +54,10 @@ class KvStreamNode(LifecycleNode):
 
     def __init__(self, **arguments: Any) -> None:
         """Declare parameters, publishers and services; raise SettingsError for an invalid parameter value."""
-        Node.__init__(self, "kvstream", **arguments)
+        try:
+            Node.__init__(self, "kvstream", **arguments)
+        except ParameterException as error:  # for a parameter that rclpy declares, such as use_sim_time: 1
+            raise SettingsError(f"{str(error).rpartition(': ')[0]}.") from error
         # A transition awaits the worker; with a reentrant group the other lifecycle services run in the meantime.
         # LifecycleNode.__init__ does not pass the group on, so the two initializers that it calls are called here.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
@@ -77,6 +85,22 @@ class KvStreamNode(LifecycleNode):
             lambda: self.parameters.value("diagnostics.period_s"), lambda: self._reporter.report(self.status),
             lambda error: self.get_logger().error(f"report failed: {describe(error)}"))
 
+    def set_parameters_atomically(self, parameter_list: list[Parameter]) -> SetParametersResult:
+        """Set all parameters or none; a read-only one is accepted with its present value, which rclpy refuses.
+
+        The parameter services call this, so that `ros2 param load` accepts a dump of this node.
+        """
+        def fixed(parameter: Parameter) -> bool:
+            if not self.has_parameter(parameter.name) or not self.describe_parameter(parameter.name).read_only:
+                return False
+            present = self.get_parameter(parameter.name)
+            return (parameter.type_, parameter.value) == (present.type_, present.value)
+
+        changed = [parameter for parameter in parameter_list if not fixed(parameter)]
+        if parameter_list and not changed:
+            return SetParametersResult(successful=True)
+        return super().set_parameters_atomically(changed)
+
     def _make_transitions_asynchronous(self) -> None:
         """Wrap the callback of ~/change_state so that it does not block, and answers an invalid transition.
 
@@ -96,7 +120,10 @@ class KvStreamNode(LifecycleNode):
                     await self._stop_worker()
                 return change_state(request, response)
             except Exception as error:  # noqa: BLE001 - a peer may request any transition at any time
-                self.get_logger().warning(f"Transition rejected: {describe(error)}")
+                upward = request.transition.id in (CONFIGURE, ACTIVATE) or request.transition.label in (
+                    "configure", "activate")
+                started = upward and self.status.state != "unconfigured" and self.parameters.value("autostart")
+                self.get_logger().warning(f"Transition rejected: {describe(error)}{AUTOSTARTED if started else ''}")
                 return response
 
         service.callback = change_state_asynchronously

@@ -12,11 +12,12 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.lifecycle_node import KvStreamNode
+from ros_kvstream.node.parameters import report_unused_arguments
 from ros_kvstream.node.rclpy_compat import RclError
 from ros_kvstream.node.security import security_hint
 
 BAD_PARAMETER = 2
-"""Exit status when a parameter value given at start is rejected."""
+"""Exit status when a parameter value given at start is rejected, or a parameter file cannot be read."""
 NO_MIDDLEWARE = 3
 """Exit status when the middleware does not start, for example because enforced security is not available."""
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rclpy.init(args=arguments)
         initialized = True
         node = KvStreamNode()
+        report_unused_arguments(node, sys.argv if arguments is None else arguments)
     except SettingsError as error:
         return _fail(str(error), BAD_PARAMETER)
     except (KeyboardInterrupt, ExternalShutdownException):
@@ -36,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RclError as error:
         if initialized and not rclpy.ok():  # shut down while the node was being created
             return 0
+        if "Couldn't parse" in str(error):  # the values at the end are places in the source of rcl
+            return _fail(f"{str(error).split(', at /')[0].rstrip('.')}.", BAD_PARAMETER)
         return _fail(f"ROS 2 does not start: {error}.{security_hint(error)}", NO_MIDDLEWARE)
     executor = SingleThreadedExecutor()
     executor.add_node(node)

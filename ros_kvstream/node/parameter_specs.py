@@ -47,7 +47,8 @@ class ParameterSpec:
         if self.kind is str and self.rules.low is not None:  # a choice or a whole number
             accepted = (str, int)
         of_type = isinstance(value, accepted) and (self.kind is bool or not isinstance(value, bool))
-        require(of_type, self.name, value, f"of type {_TYPE_NAMES[self.kind]}")
+        quotes = " (in YAML: write it in quotes)" if self.kind is str and isinstance(value, (bool, int, float)) else ""
+        require(of_type, self.name, value, f"of type {_TYPE_NAMES[self.kind]}{quotes}")
         self.rules.check(self.name, value)
 
     def normalized(self, value: Any) -> Any:

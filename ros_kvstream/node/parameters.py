@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+import yaml
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.utilities import remove_ros_args
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.parameter_specs import (
@@ -50,6 +53,7 @@ class NodeParameters:
             self._declare(spec)
         self.cameras()
         self._refuse_misspelt()
+        self._report_unused_remapping()
         self.stream_settings()
         self.node_settings()
         node.add_pre_set_parameters_callback(self._normalized)
@@ -97,7 +101,7 @@ class NodeParameters:
         )
         value = self._node.declare_parameter(spec.name, spec.to_parameter(spec.default), descriptor).value
         self._specs[spec.name] = spec
-        _check(spec, spec.normalized(value))
+        _check(spec, spec.normalized([] if value is None else value))  # rclpy reads an empty list as None
         low, high = spec.rules.low, spec.rules.high
         if low is not None and high is not None:
             if spec.kind is float:
@@ -108,13 +112,31 @@ class NodeParameters:
 
     def _refuse_misspelt(self) -> None:
         """Refuse a name given at start that does not exist but resembles one that does."""
+        cameras = self.value("cameras")
         for name in names_given_at_start(self._node):
             if self._node.has_parameter(name) or name.startswith(_ROS_OWN):
+                continue
+            camera, _, part = name.rpartition(".")
+            if camera in NodeSettings().cameras and part in (item.name for item in fields(CameraSettings)):
+                source = " (set by the launch argument image_topic if that ends in /compressed)"
+                self._node.get_logger().warning(
+                    f"{name}{source if part == 'transport' else ''} has no effect: cameras = {cameras} has no "
+                    f"{camera!r}. Set {' and '.join(f'{other}.{part}' for other in cameras)} instead.")
                 continue
             similar = difflib.get_close_matches(name, self._specs, n=1, cutoff=0.75)
             if similar:
                 raise SettingsError(f"parameter {name!r} does not exist; did you mean {similar[0]!r}?")
             self._node.get_logger().warning(f"Parameter {name!r} does not exist in this node and has no effect.")
+
+    def _report_unused_remapping(self) -> None:
+        """Warn when 'image' is remapped and no camera has that topic."""
+        remapped, image = (self._node.resolve_topic_name("image", only_expand=only) for only in (False, True))
+        topics = {f"{camera.name}.topic": camera.topic for camera in self.cameras()}
+        if remapped != image and not {"image", image} & set(topics.values()):
+            own = ", ".join(f"{name} = {topic!r}" for name, topic in topics.items())
+            self._node.get_logger().warning(
+                f"'image' is remapped to {remapped} (launch argument image_topic), which has no effect: {own}. Set "
+                f"{' and '.join(topics)} instead.")
 
     # -- changes at run time ----------------------------------------------------------------------------------------
 
@@ -179,3 +201,42 @@ def check_cameras(names: Any) -> None:
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in groups:
             raise SettingsError(f"cameras: {name!r} must be letters, digits and underscores, and no parameter's name.")
+
+
+def report_unused_arguments(node: Node, arguments: Sequence[str]) -> None:
+    """Warn about arguments that are no ROS arguments, and about parameter files whose keys do not name the node.
+
+    :param arguments: the command line, with the program's name first.
+    """
+    if ignored := remove_ros_args(arguments)[1:]:
+        node.get_logger().warning(f"Ignored: {' '.join(ignored)}. Arguments for ROS follow --ros-args.")
+    full_name = node.get_fully_qualified_name()
+    for option, path in zip(arguments, arguments[1:], strict=False):
+        if option != "--params-file":
+            continue
+        try:
+            keys = list(_node_keys(yaml.safe_load(Path(path).read_text())))
+        except (OSError, ValueError, yaml.YAMLError):  # rcl has read it: removed since, or YAML that only rcl accepts
+            continue
+        matching = [key for key in keys if _names(key, full_name)]
+        similar = difflib.get_close_matches(node.get_name(), [key.split("/")[-1] for key in keys], n=1, cutoff=0.75)
+        if any(not key.endswith("*") for key in matching) or (matching and not similar):
+            continue
+        node.get_logger().warning(
+            f"Parameter file {path}: no key names this node, {full_name}{', but wildcards do' if matching else ''}. "
+            f"Keys found: {', '.join(keys) or 'none'}. Write the values under {full_name} or /**.")
+
+
+def _node_keys(tree: Any, key: str = "") -> Iterator[str]:
+    """Yield the keys of a parameter file above ros__parameters, nested ones joined by '/'."""
+    for name, below in tree.items() if isinstance(tree, dict) else ():
+        if name == "ros__parameters":
+            yield key
+        else:
+            yield from _node_keys(below, f"{key}/{name}" if key else str(name))
+
+
+def _names(key: str, full_name: str) -> bool:
+    """Whether a key of a parameter file applies to a node: * is one part of its name, ** any number of them."""
+    pattern = re.escape("/" + key.strip("/")).replace(r"/\*\*", r"(/\w+)*").replace(r"/\*", r"/\w+")
+    return re.fullmatch(pattern, full_name) is not None

@@ -116,6 +116,22 @@ def test_the_view_shows_the_kept_tokens_and_the_camera_with_a_quality_of_service
     assert camera["Reliability Policy"] == "Best Effort"  # cameras are heard whatever they offer
 
 
+# -- nav2 -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_node_is_brought_up_as_the_file_for_the_lifecycle_manager_says(tmp_path: Path) -> None:
+    file = CONFIG / "nav2_lifecycle_manager.yaml"
+    keys = yaml.safe_load(file.read_text())
+    manager = keys["/**/lifecycle_manager_kvstream"]["ros__parameters"]
+    assert (manager["autostart"], manager["node_names"], manager["bond_timeout"]) == (True, ["kvstream"], 0.0)
+    with running_node(tmp_path, {}, "--params-file", str(file)) as running:
+        assert running.lifecycle_state() == "unconfigured"
+        for transition, state in ((1, "inactive"), (3, "active")):  # what nav2's lifecycle manager calls and expects
+            assert running.change(transition) and running.lifecycle_state() == state
+        assert running.client.count_publishers("/bond") == 0  # why bond_timeout is 0
+        assert "no key names" not in running.output()
+
+
 # -- SROS 2 -----------------------------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,24 @@ def test_arguments_stand_above_the_configuration_file(tmp_path: Path, config: Pa
         node.until(lambda: node.client.count_subscribers("/front/image_raw/compressed") == 1, "the subscription")
 
 
+def test_an_image_topic_that_the_configuration_overrides_is_named(tmp_path: Path, config: Path) -> None:
+    config.write_text(config.read_text() + "    cameras: [front, rear]\n")
+    with launched(tmp_path, "kvstream.launch.py", config=config, image_topic="/x/compressed") as node:
+        assert parameters(node, "/kvstream", "cameras", "front.transport") == [["front", "rear"], "raw"]
+        for text in ("launch argument image_topic if that ends in /compressed) has no effect: cameras =",
+                     "'image' is remapped to /x (launch argument image_topic), which has no effect: front.topic ="):
+            node.until(lambda text=text: text in node.output(), text)  # type: ignore[misc]
+
+
+def test_a_parameter_file_for_another_namespace_is_named(tmp_path: Path, config: Path) -> None:
+    config.write_text(config.read_text().replace("/**:", "kvstream:"))
+    with launched(tmp_path, "kvstream.launch.py", config=config, namespace="robot1", autostart="false") as node:
+        assert parameters(node, "/robot1/kvstream", "memory.budget_mib") == [64.0]
+        text = "no key names this node, /robot1/kvstream. Keys found: kvstream."
+        node.until(lambda: text in node.output(), text)
+        assert node.output().count("Parameter file") == 1  # not the file of the launch arguments
+
+
 def test_a_recording_is_played_once_the_node_is_active(tmp_path: Path, config: Path) -> None:
     if shutil.which("ros2") is None or subprocess.run(["ros2", "bag", "--help"], capture_output=True).returncode != 0:
         pytest.skip("`ros2 bag` comes with a ROS 2 installation, not as wheels")

@@ -11,10 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from diagnostic_msgs.msg import DiagnosticStatus
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
-from rcl_interfaces.srv import DescribeParameters
+from rcl_interfaces.srv import (
+    DescribeParameters,
+    GetParameters,
+    ListParameters,
+    SetParameters,
+    SetParametersAtomically,
+)
+from rclpy.parameter import parameter_dict_from_yaml_file, parameter_value_to_python
 from support.running_node import RunningNode, image, picture, running_node
 
 CONFIGURE, ACTIVATE = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE
@@ -198,7 +206,7 @@ def test_policy_and_gate_can_be_changed_while_frames_come(node: RunningNode) -> 
     ("cameras", ["memory"], "no parameter's name"),
     ("cameras", ["a b"], "letters, digits"),
     ("camera.transport", "theora", "must be one of raw, compressed"),
-    ("autostart", False, ""),
+    ("autostart", True, ""),
     ("no.such.parameter", 1, ""),
 ], ids=str)
 def test_a_bad_change_is_refused_with_the_reason(node: RunningNode, name: str, value: object, reason: str) -> None:
@@ -214,6 +222,26 @@ def test_whole_numbers_and_bare_words_are_taken_as_meant(node: RunningNode) -> N
     go(node, "inactive")
     go(node, "unconfigured")
     assert node.set_parameter("gate.mode", "flow") == ""
+
+
+def test_a_dump_of_the_nodes_parameters_can_be_loaded_while_it_is_active(node: RunningNode, tmp_path: Path) -> None:
+    go(node, "active")
+    names = node.call(ListParameters, "/kvstream/list_parameters", ListParameters.Request()).result.names
+    values = node.call(GetParameters, "/kvstream/get_parameters", GetParameters.Request(names=names)).values
+    dump = tmp_path / "dump.yaml"
+    own = {name: parameter_value_to_python(value) for name, value in zip(names, values, strict=True)}
+    assert {"autostart", "start_type_description_service", "qos_overrides./image.subscription.depth"} <= set(own)
+    dump.write_text(yaml.safe_dump({"/kvstream": {"ros__parameters": own}}))
+    parameters = parameter_dict_from_yaml_file(str(dump))
+    loaded = list(parameters.values())
+    assert len(loaded) == len(names)
+    single = node.call(SetParameters, "/kvstream/set_parameters", SetParameters.Request(parameters=loaded))
+    assert [result.reason for result in single.results if not result.successful] == []
+    request = SetParametersAtomically.Request(parameters=loaded)
+    together = node.call(SetParametersAtomically, "/kvstream/set_parameters_atomically", request).result
+    assert together.successful, together.reason
+    parameters["autostart"].value.bool_value = True
+    assert not node.call(SetParametersAtomically, "/kvstream/set_parameters_atomically", request).result.successful
 
 
 def test_parameters_describe_themselves(node: RunningNode) -> None:
@@ -302,11 +330,26 @@ def test_shutdown_leads_to_the_end_state(node: RunningNode) -> None:
     assert node.interrupt() == 0 and "Traceback" not in node.output()
 
 
-def test_a_bad_parameter_at_start_ends_the_node_with_the_reason() -> None:
-    command = [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", "-p", "memory.buget_mib:=64.0"]
+@pytest.mark.parametrize(("given", "reason"), [
+    ("memory.buget_mib:=64.0", "did you mean 'memory.budget_mib'?"),
+    ("use_sim_time:=1", "'use_sim_time' to '1' of type 'INTEGER', expecting type 'BOOL'."),
+    ("cameras:=[front, 7]", "Sequence should be of same type"),
+])  # fmt: skip
+def test_a_bad_parameter_at_start_ends_the_node_with_the_reason(given: str, reason: str) -> None:
+    command = [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", "-p", given]
     done = subprocess.run(command, text=True, capture_output=True, timeout=60, env=_quiet())
-    assert done.returncode == 2 and "did you mean 'memory.budget_mib'?" in done.stdout + done.stderr
+    assert done.returncode == 2 and reason in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_node_that_starts_itself_names_autostart_to_a_lifecycle_manager(tmp_path: Path, random_model: Path) -> None:
+    file = tmp_path / "kvstream.yaml"
+    file.write_text("/robot1/kvstream:\n  ros__parameters:\n    autostart: false\n")
+    with running_node(tmp_path, {"model": random_model}, "--params-file", str(file)) as node:
+        node.until(lambda: "this node, /kvstream. Keys found: /robot1/kvstream." in node.output(), "the unused file")
+        node.until_active()
+        assert not node.change(CONFIGURE)
+        assert "autostart to false when a lifecycle manager does that" in node.output()
 
 
 def test_ctrl_c_while_the_node_is_being_made_ends_it_without_an_error() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from rclpy.parameter import Parameter
 from support.running_node import own_context
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.node.parameters import NodeParameters, check_cameras
+from ros_kvstream.node.parameters import NodeParameters, check_cameras, report_unused_arguments
+from ros_kvstream.node.rclpy_compat import names_given_at_start
 from ros_kvstream.settings import StreamSettings
 
 
@@ -43,9 +45,10 @@ def context() -> Iterator[rclpy.Context]:
 def declare(context: rclpy.Context) -> Iterator[Callable[..., Declared]]:
     nodes: list[Node] = []
 
-    def make(**given: Any) -> Declared:
+    def make(*arguments: str, **given: Any) -> Declared:
         overrides = [Parameter(name.replace("__", "."), value=value) for name, value in given.items()]
-        nodes.append(Node("parameters", context=context, parameter_overrides=overrides))
+        nodes.append(Node("parameters", context=context, parameter_overrides=overrides,
+                          cli_args=["--ros-args", *arguments]))
         return Declared(nodes[-1])
 
     yield make
@@ -70,7 +73,9 @@ def test_values_given_at_start_are_in_the_settings(declare: Callable[..., Declar
     ({"memory__tar__recent_shar": 0.2}, "did you mean 'memory.tar.recent_share'"),
     ({"camera__trasport": "raw"}, "did you mean 'camera.transport'"),
     ({"camera__transport": "theora"}, "camera.transport = 'theora': must be one of raw, compressed"),
-    ({"camera__topic": 3}, "camera.topic = 3: must be of type text"),
+    ({"camera__topic": 7}, r"camera.topic = 7: must be of type text \(in YAML: write it in quotes\)"),
+    ({"camera__topic": ["a"]}, r"camera.topic = \['a'\]: must be of type text\."),
+    ({"camera__transport": False}, r"camera.transport = False: must be of type text \(in YAML: write it in quotes\)"),
     ({"camera__share": 1.5}, "camera.share = 1.5: must be"),
     ({"cameras": ["a", "a"]}, "distinct names"),
     ({"memory__budget_mib": "lots"}, "memory.budget_mib = 'lots': must be of type number"),
@@ -84,6 +89,66 @@ def test_a_bad_value_or_name_at_start_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(SettingsError, match=reason):
         declare(**given)
+
+
+def test_an_empty_list_of_cameras_is_refused_as_such(declare: Callable[..., Declared], tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("/**:\n  ros__parameters:\n    cameras: []\n")
+    with pytest.raises(SettingsError, match=r"cameras = \[\]: must be 1 to 8 distinct names"):
+        declare("--params-file", str(file))
+
+
+@pytest.mark.parametrize(("given", "warned"), [
+    ({"cameras": ["front", "rear"], "camera__transport": "compressed"}, (
+        "camera.transport (set by the launch argument image_topic if that ends in /compressed) has no effect: cameras "
+        "= ['front', 'rear'] has no 'camera'. Set front.transport and rear.transport instead.",
+        "'image' is remapped to /x (launch argument image_topic), which has no effect: front.topic = 'front/image', "
+        "rear.topic = 'rear/image'. Set front.topic and rear.topic instead.")),
+    ({"cameras": ["front", "rear"]}, ("'image' is remapped to /x",)),
+    ({"cameras": ["front", "rear"], "rear__topic": "image"}, ()),
+    ({"camera__topic": "/y"}, ("'image' is remapped to /x", "camera.topic = '/y'")),
+    ({"camera__topic": "/image"}, ()),
+    ({"cameras": ["front"]}, ()),
+], ids=str)  # fmt: skip
+def test_an_image_topic_that_no_camera_takes_is_reported(
+    declare: Callable[..., Declared], capfd: pytest.CaptureFixture[str], given: dict[str, Any], warned: tuple[str, ...]
+) -> None:
+    declare("-r", "image:=/x", **given)
+    output = "".join(capfd.readouterr())
+    assert all(text in output for text in warned) and ("has no effect" in output) == bool(warned)
+
+
+@pytest.mark.parametrize(("keys", "applies"), [
+    (["parameters"], False), (["/robot2/parameters"], False), (["/robot1/paramters"], False), (["/*/camera"], False),
+    (["/*"], False), ([], False), (["/robot1/parameters"], True), (["robot1/parameters"], True), (["/**"], True),
+    (["/*/parameters"], True), (["/**/parameters"], True), (["/robot1/*"], True), (["other", "/**"], True),
+    (["parameters", "/robot1/parameters"], True),
+], ids=str)  # fmt: skip
+def test_a_parameter_file_whose_keys_do_not_name_the_node_is_reported_with_name_and_keys(
+    declare: Callable[..., Declared], capfd: pytest.CaptureFixture[str], tmp_path: Path, keys: list[str], applies: bool
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("".join(f"{key}:\n  ros__parameters:\n    query.max_waiting: 5\n" for key in keys))
+    arguments = ["--params-file", str(file), "-r", "__ns:=/robot1"]
+    node = declare(*arguments).node
+    assert ("query.max_waiting" in names_given_at_start(node)) == applies  # what rclpy does with the file
+    report_unused_arguments(node, ["kvstream_node", "--ros-args", *arguments])
+    output = "".join(capfd.readouterr())
+    warned = f"{file}: no key names this node, /robot1/parameters. Keys found: {', '.join(keys) or 'none'}." in output
+    assert warned == ("no key names" in output) == (not applies)
+
+
+def test_a_key_like_the_nodes_name_is_reported_beside_a_wildcard_and_arguments_that_are_not_for_ros_too(
+    declare: Callable[..., Declared], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "file.yaml"
+    values = "ros__parameters:\n      query.max_waiting: 5\n"
+    file.write_text(f"/**:\n    {values}robot2:\n  paramters:\n    {values}")
+    node = declare("-r", "__ns:=/robot1").node
+    report_unused_arguments(node, ["kvstream_node", "-p", "a:=1", "--ros-args", "--params-file", str(file)])
+    output = "".join(capfd.readouterr())
+    assert "this node, /robot1/parameters, but wildcards do. Keys found: /**, robot2/paramters." in output
+    assert "Ignored: -p a:=1. Arguments for ROS follow --ros-args." in output
 
 
 def test_a_change_is_refused_as_a_whole(declare: Callable[..., Declared]) -> None:
