@@ -10,6 +10,7 @@ from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import QuestionError
+from ros_kvstream.models.base import PositionRange
 from ros_kvstream.retrieval.context import Context, build_context
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
 from ros_kvstream.stream.answer import append_text, check_question
@@ -19,9 +20,13 @@ QUESTION = "what colour was the cone ?"
 
 
 def memory_of(
-    retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56, **archive: object
-) -> VideoMemory:
-    memory = MemorySettings(budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4)
+    retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56,
+    position_limit: int = 0, **archive: object,
+) -> VideoMemory:  # fmt: skip
+    memory = MemorySettings(
+        budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4,
+        position_limit=position_limit,
+    )  # fmt: skip
     newest = RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest")
     settings = StreamSettings(
         memory=memory,
@@ -178,9 +183,10 @@ def test_the_newest_frames_are_always_visible_and_retrieved_ones_keep_to_their_c
 
 
 @pytest.mark.parametrize(("count", "period", "newest_only"), [(20, 0.5, False), (200, 0.5, False), (20, 80.0, False),
-                                                               (200, 2.0, False), (200, 8.0, True)])  # fmt: skip
-def test_only_a_large_archive_of_a_long_stream_stands_alone(count, period, newest_only):
-    memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0)
+                                                               (200, 2.0, True), (200, 8.0, True)])  # fmt: skip
+def test_only_a_large_archive_of_a_stream_beyond_the_range_stands_alone(count, period, newest_only):
+    memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0, position_limit=2048)
+    memory.model.position_range = PositionRange(700, "test")
     feed(memory, count, period=period)
     large = memory.archive_retrieval.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
     assert (large, memory.positions.rebases > 0) == (count == 200, period > 2)
