@@ -81,7 +81,7 @@ other work), float32. `training/` holds all of it:
 {history}
 Streams in training: 1 - 3 frames a second, 3 - 30 and 0.1 - 1 in 15 % each, and a quarter thinned out as behind a
 frame gate with pauses of up to 40 seconds; sensor noise of 0 - 12 grey levels. Temporal positions start anywhere and
-reach {positions}: `max_position_embeddings` says so. It reads frames well over the positions up to {read}
+reach {positions}: `max_position_embeddings` says so. It reads frames well over the positions below {read}
 (`kvstream.json`, measured by `kvstream benchmark range`), and a memory re-bases its positions before that.
 
 M-RoPE sections are [12, 2, 2] with theta 1e5: with two by two tokens a frame, rows and columns need few bands, and
