@@ -28,6 +28,10 @@ class FrameError(KvStreamError, ValueError):
     """A frame has an unusable shape, type or stamp; the frame was not stored."""
 
 
+class NonFiniteError(KvStreamError):
+    """The model computed NaN or infinite values; the frame or the answer was dropped and the memory is unchanged."""
+
+
 class RecordingError(KvStreamError):
     """A recording or video is missing, cannot be read or holds no pictures."""
 

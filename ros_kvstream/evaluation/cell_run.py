@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ros_kvstream.errors import BudgetError, CapacityError, FrameError, QuestionError, RecordingError
+from ros_kvstream.errors import BudgetError, CapacityError, FrameError, NonFiniteError, QuestionError, RecordingError
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
@@ -30,6 +30,8 @@ LATE_SECONDS = 1.0
 """A question is still asked when the stream ended this long before its time; later ones are not."""
 ANSWER_MEMORY = ("budget_bytes", "used_bytes", "archive_bytes", "frames_remembered")
 """Memory figures that an answer's line has."""
+UNTRAINED = "the model has no weights: they are random, and its answers are meaningless"
+"""Note of a run whose model is untrained."""
 Progress = Callable[[int], None]
 """Is called with the number of frames that were observed since the last call."""
 
@@ -71,8 +73,10 @@ def run_job(job: Job, model: VideoLanguageModel, store: FrameStore, progress: Pr
         run["budget_bytes"] = int(budget * MIB)
         memory = VideoMemory(cell.settings(budget), model)
         _stream(memory, job, store, result, progress)
-        run |= {"frames_digest": store.digest(episode.source), "notes": store.notes(episode.source)}
-    except (BudgetError, CapacityError, FrameError, RecordingError, OSError) as error:
+        run |= {"frames_digest": store.digest(episode.source), "notes": [*store.notes(episode.source)]}
+        if not model.trained:
+            run["notes"].append(UNTRAINED)
+    except (BudgetError, CapacityError, FrameError, NonFiniteError, RecordingError, OSError) as error:
         refuse(result, error)
     finally:
         if memory is not None:
@@ -128,7 +132,7 @@ def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQ
     since, until = questions.limits(question)
     try:
         answer = memory.ask(question.prompt, camera=question.camera, since=since, until=until)
-    except QuestionError as error:
+    except (QuestionError, NonFiniteError) as error:
         return line | {"error": str(error), "correct": False}
     evidence = [
         {"stamp": frame.stamp, "stamp_end": frame.stamp_end, "camera": frame.camera, "score": frame.score,

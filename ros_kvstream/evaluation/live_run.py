@@ -19,6 +19,7 @@ from ros_kvstream.errors import RecordingError, SettingsError
 from ros_kvstream.evaluation.cell_run import (
     ANSWER_MEMORY,
     MIB,
+    UNTRAINED,
     QuestionQueue,
     RunResult,
     refuse,
@@ -31,6 +32,7 @@ from ros_kvstream.evaluation.question_files import EvaluationQuestion
 from ros_kvstream.node.messages import to_seconds, to_stamp
 from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.recordings.replay import Player
+from ros_kvstream.settings import ModelSettings
 
 PATIENCE = 300.0
 """Seconds for the node to load its model, and for an answer."""
@@ -106,9 +108,12 @@ class _Playback:
         self._source, self._client, self._node, self._player = source, client, node, player
         self._result = result
         self._questions = QuestionQueue(job)
+        self._model = ModelSettings(path=job.cell.model)
 
     def play(self) -> None:
         """Play everything and fill the result."""
+        from ros_kvstream.models.loading import describe_model
+
         notes: list[str] = []
         questions, result = self._questions, self._result
         for stamp, camera, message in self._source.messages(notes.append):
@@ -124,6 +129,8 @@ class _Playback:
         if lost:
             notes.append(f"the node dropped frames ({lost}): its answers can differ from those of a run in code")
         memory = {name: int(getattr(stats, name)) for name in RUN_MEMORY}
+        if not describe_model(self._model).trained:
+            notes.append(UNTRAINED)
         result.run |= questions.data() | {"dropped": dropped, "notes": notes, "memory": memory}
 
     def _settled(self) -> Any:

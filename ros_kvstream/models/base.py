@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ros_kvstream.errors import ModelError
+from ros_kvstream.errors import ModelError, NonFiniteError
 from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
@@ -130,6 +130,19 @@ class VideoLanguageModel(ABC):
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token embeddings, [tokens, hidden]."""
 
+    def weights_checksum(self) -> int:
+        """Checksum of the language model's weights: equal in every process and in dtypes that hold them exactly."""
+        return 0
+
+    def require_finite(self, values: Tensor, part: str) -> None:
+        """Raise NonFiniteError where a part of the model computed NaN or infinite values."""
+        if not bool(torch.isfinite(values).all()):
+            dtype = str(self.shape.dtype).removeprefix("torch.")
+            raise NonFiniteError(
+                f"the {part} of {self.name} computed values that are not finite in dtype = {dtype}: set dtype to "
+                "bfloat16 or float32, or use other weights."
+            )
+
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Convert answer tokens to text."""
@@ -196,6 +209,7 @@ class VideoLanguageModel(ABC):
         :param visible: per layer bool [kv_heads, slots] over the first slots, False where a slot is hidden from these
             tokens; None shows everything.
         :param logits: whether to return the last token's logits, float32 [vocabulary]; else None is returned.
+        :raises NonFiniteError: where NaN or infinite values were computed; the caller discards what was written.
         """
 
     @abstractmethod

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,27 @@ from ros_kvstream.errors import ModelError
 from ros_kvstream.models.base import PositionRange
 from ros_kvstream.models.devices import resolve_attention
 from ros_kvstream.models.families import Family
-from ros_kvstream.models.hub import Report, download, is_weights, require_safetensors
+from ros_kvstream.models.hub import INDEX_FILE, Report, download, has_weights, require_all_weights
 from ros_kvstream.models.packed_weights import pack_weights
 from ros_kvstream.models.quantization import quantization_config
-from ros_kvstream.models.transformers_compat import set_attention
+from ros_kvstream.models.transformers_compat import require_rope, set_attention
 from ros_kvstream.models.weight_memory import check_memory, skeleton
 from ros_kvstream.settings import ModelSettings
 
+OLD_TEMPLATE_FILE, TOKENIZER_FILE = "chat_template.json", "tokenizer_config.json"
 RANGE_FILE = "kvstream.json"
 """Beside a checkpoint's config: {"position_limit": N}, as `kvstream benchmark range --write` writes it."""
+
+
+def template_file(folder: Path) -> str:
+    """Name of the file in a model's folder that holds the chat template."""
+    names = ("chat_template.jinja", OLD_TEMPLATE_FILE)
+    return next((name for name in names if (folder / name).is_file()), TOKENIZER_FILE)
+
+
+def one_line(error: Exception) -> str:
+    """Type and message of an error of a library, without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 @dataclass
@@ -46,19 +61,28 @@ class Checkpoint:
     trained: bool = field(default=True, init=False)
     """False when there are no weights and random ones are used; set by :meth:`network`."""
 
+    @cached_property
+    def network_config(self) -> Any:
+        """The config as an object of transformers."""
+        with self._reading("config.json"):
+            return self.family.network_class().config_class.from_pretrained(self.folder)
+
     def network(self) -> Any:
         """Load the network, in evaluation mode: random where a folder has no weights, empty on the meta device.
 
         :raises ModelError: before anything is loaded when there is too little memory.
         """
         settings, architecture = self.settings, self.family.network_class()
-        config = architecture.config_class.from_pretrained(self.folder)
+        config = self.network_config
+        with self._reading("config.json"):
+            require_rope(config.text_config)
+            shapes = skeleton(architecture, config)
         if self.device.type == "meta":
             self.trained = self.on_hub or self._has_weights()
-            return skeleton(architecture, config).to(self.dtype).eval()
+            return shapes.to(self.dtype).eval()
         if settings.check_memory:
             check_memory(
-                settings.path, skeleton(architecture, config), self.dtype, self.device,
+                settings.path, shapes, self.dtype, self.device,
                 quantization=settings.quantization, beside=self.beside,
             )  # fmt: skip
         attention = resolve_attention(settings.attention, self.device, self.dtype, architecture)
@@ -75,12 +99,22 @@ class Checkpoint:
         from transformers import AutoTokenizer
 
         code = self.settings.trust_remote_code
-        tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=code)
-        jinja, old = self.folder / "chat_template.jinja", self.folder / "chat_template.json"
-        if jinja.is_file():
-            tokenizer.chat_template = jinja.read_text(encoding="utf-8")
-        elif old.is_file():
-            tokenizer.chat_template = json.loads(old.read_text(encoding="utf-8"))["chat_template"]
+        if not (self.folder / TOKENIZER_FILE).is_file():
+            raise ModelError(
+                f"model = {self.settings.path!r}: incomplete download: it has no {TOKENIZER_FILE}, without which "
+                "text becomes other tokens than the model was trained on. Fetch it again."
+            )
+        file, template = self.folder / template_file(self.folder), None
+        with self._reading(file.name):
+            if file.suffix == ".jinja":
+                template = file.read_text(encoding="utf-8")
+            elif file.name == OLD_TEMPLATE_FILE:
+                template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
+        _ = self.network_config  # AutoTokenizer reads config.json too: its faults are reported as its own
+        with self._reading("tokenizer.json or tokenizer_config.json"):
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=code)
+        if file.name != TOKENIZER_FILE:
+            tokenizer.chat_template = template
         return tokenizer
 
     def image_processor(self, *names: str) -> Any:
@@ -91,32 +125,41 @@ class Checkpoint:
         import transformers
 
         found = next((name for name in names if hasattr(transformers, name)), names[-1])
-        return getattr(transformers, found).from_pretrained(self.folder, local_files_only=True)
+        with self._reading("preprocessor_config.json"):
+            return getattr(transformers, found).from_pretrained(self.folder, local_files_only=True)
 
-    def measured_range(self, largest: int) -> PositionRange | None:
+    @contextmanager
+    def _reading(self, file: str) -> Iterator[None]:
+        """Convert the errors of a library that reads a file to one sentence that names the file."""
+        try:
+            yield
+        except ModelError:
+            raise
+        except Exception as error:  # the libraries raise anything for a file they do not expect
+            raise ModelError(f"model = {self.settings.path!r}: {file} cannot be used: {one_line(error)}") from error
+
+    def measured_range(self) -> PositionRange | None:
         """Read the range that was measured for this checkpoint (RANGE_FILE in its folder); None without one.
 
-        :raises ModelError: when the file is damaged or names a limit outside [1, largest].
+        :raises ModelError: when the file is damaged, or names a limit that the model does not have.
         """
         file = self.folder / RANGE_FILE
         if not file.is_file():
             return None
-        try:
+        largest = self.network_config.text_config.max_position_embeddings
+        with self._reading(RANGE_FILE):
             limit = json.loads(file.read_text(encoding="utf-8"))["position_limit"]
-        except (ValueError, TypeError, KeyError) as error:
-            reason = f"no position_limit can be read ({error!r})"
-            raise ModelError(f"{file}: {reason}. Correct the file, or remove it.") from error
         if type(limit) is not int or not 1 <= limit <= largest:
             raise ModelError(
-                f"{file}: position_limit = {limit!r}: must be a whole number from 1 to {largest}, the model's "
-                "max_position_embeddings. Correct the file, or remove it."
+                f"model = {self.settings.path!r}: position_limit = {limit!r} in {RANGE_FILE}: must be a whole number "
+                f"from 1 to {largest}, the model's max_position_embeddings. Correct the file, or remove it."
             )
         return PositionRange(limit, f"measured, {RANGE_FILE}")
 
     def _has_weights(self) -> bool:
-        files = [path.name for path in self.folder.iterdir()]
-        require_safetensors(self.settings.path, files)
-        return any(is_weights(file) for file in files)
+        with self._reading(INDEX_FILE):
+            require_all_weights(self.settings.path, self.folder)
+        return has_weights(self.settings.path, [path.name for path in self.folder.iterdir()])
 
     def _load(self, architecture: Any, config: Any, attention: str) -> Any:
         quantization, options = self.settings.quantization, {}
@@ -124,10 +167,18 @@ class Checkpoint:
             options["quantization_config"] = quantization_config(quantization, self.dtype)
         if quantization.startswith("bitsandbytes") or self.config.get("quantization_config"):
             options["device_map"] = {"": self.device}  # these cannot be moved afterwards
-        network = architecture.from_pretrained(
+        network, found = architecture.from_pretrained(
             self.folder, config=config, dtype=self.dtype, local_files_only=True, use_safetensors=True,
-            attn_implementation=attention, **options,
+            attn_implementation=attention, output_loading_info=True, **options,
         )  # fmt: skip
+        if missing := sorted(found["missing_keys"]):
+            unused = sorted(found["unexpected_keys"])
+            unknown = f"; {len(unused)} have unknown names, e.g. {unused[0]}" if unused else ""
+            raise ModelError(
+                f"model = {self.settings.path!r}: {len(missing)} of {len(network.state_dict())} tensors are missing "
+                f"from its weights, e.g. {missing[0]}{unknown}. Fetch it again, or save it with save_pretrained of "
+                f"{architecture.__name__}."
+            )
         return network.eval() if "device_map" in options else network.to(self.device).eval()
 
     def _random(self, architecture: Any, config: Any, attention: str) -> Any:

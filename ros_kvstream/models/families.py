@@ -52,7 +52,7 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(name: str, config: dict[str, Any]) -> Family:
     """Find the family of a checkpoint by its config.json; raises ModelError that lists the supported ones."""
-    family = config.get("model_type", "")
+    family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise ModelError(
             f"model = {name!r} is of family {family!r}, which is not supported. "

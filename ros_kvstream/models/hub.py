@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,8 +14,12 @@ Report = Callable[[str], None]
 """Receives one line of progress."""
 
 DESCRIPTION_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+INDEX_FILE = "model.safetensors.index.json"
+"""Lists the files of weights that are split into several."""
 UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 """Formats of weights whose reading can run code, or that are not torch's."""
+POINTER_START, MOST_POINTER_BYTES = b"version https://git-lfs", 1024
+"""How a Git LFS pointer, which stands for a file that was not fetched, starts, and its size."""
 
 
 def wanted_files(sizes: Mapping[str, int], *, weights: bool, code: bool = False) -> list[str]:
@@ -35,13 +40,46 @@ def is_weights(name: str) -> bool:
     return len(path.parts) == 1 and path.suffix == ".safetensors" and path.name.startswith("model")
 
 
-def require_safetensors(name: str, files: list[str]) -> None:
-    """Raise ModelError where there are weights but none in safetensors."""
-    unsafe = [file for file in files if file.endswith(UNSAFE_SUFFIXES)]
-    if unsafe and not any(is_weights(file) for file in files):
+def has_weights(name: str, files: list[str]) -> bool:
+    """Whether there are weights that transformers reads; raises ModelError where there are only others."""
+    if any(is_weights(file) for file in files):
+        return True
+    if adapter := [file for file in files if file.startswith("adapter_")]:
+        raise ModelError(
+            f"model = {name!r}: an adapter ({adapter[0]}): merge it into its base, with merge_and_unload of peft, and "
+            "give the folder to which save_pretrained wrote the result."
+        )
+    if unsafe := [file for file in files if file.endswith(UNSAFE_SUFFIXES)]:
         raise ModelError(
             f"model = {name!r}: its weights are in {unsafe[0]}, a format whose reading can run code; only safetensors "
             "are loaded. Use an upload with *.safetensors, or convert it with transformers' save_pretrained."
+        )
+    other_suffixes = {".safetensors", ".gguf", *UNSAFE_SUFFIXES}
+    if other := [file for file in files if other_suffixes & set(PurePosixPath(file).suffixes)]:
+        raise ModelError(
+            f"model = {name!r}: incomplete download or another format: it has {other[0]}, but neither "
+            f"model.safetensors nor the files of a {INDEX_FILE}. Fetch it again, or use an upload with these."
+        )
+    return False
+
+
+def require_all_weights(name: str, folder: Path) -> None:
+    """Raise ModelError where a part of the weights in a folder was not fetched."""
+    index, files = folder / INDEX_FILE, [path.name for path in folder.iterdir() if is_weights(path.name)]
+    for path in map(folder.joinpath, files):
+        if path.is_file() and path.stat().st_size < MOST_POINTER_BYTES and path.read_bytes().startswith(POINTER_START):
+            raise ModelError(
+                f"model = {name!r}: incomplete download: {path.name} is a Git LFS pointer. Run 'git lfs pull' in it."
+            )
+    if "model.safetensors" in files:
+        return
+    if files and not index.is_file():
+        raise ModelError(f"model = {name!r}: incomplete download: it has {files[0]} and no {INDEX_FILE}.")
+    listed = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    if missing := sorted(file for file in listed if not (folder / file).is_file()):
+        raise ModelError(
+            f"model = {name!r}: incomplete download: {len(missing)} of the {len(listed)} files of weights that "
+            f"{INDEX_FILE} lists are missing, e.g. {missing[0]}. Fetch it again."
         )
 
 
@@ -87,7 +125,7 @@ def download(name: str, *, weights: bool, code: bool = False, report: Report = p
         sizes = repository_files(name)
     except HubUnreachable as error:
         return _downloaded_before(name, str(error), weights=weights)
-    require_safetensors(name, list(sizes))
+    has_weights(name, list(sizes))
     files = wanted_files(sizes, weights=weights, code=code)
     if "config.json" not in files:
         raise ModelError(f"model = {name!r}: it has no config.json, so it is not a transformers model.")

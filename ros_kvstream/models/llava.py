@@ -68,8 +68,8 @@ class SquareFrames(NetworkModel):
     def encode_frames(self, frames: Sequence[Frame]) -> list[FrameTokens]:
         """Run tower and projector on all frames at once."""
         config = self.network.config
-        pixels = self.image_processor(images=list(frames), return_tensors="pt")["pixel_values"]
-        pixels = pixels.to(self.device, self.shape.dtype)
+        inputs = self.image_processor(images=list(frames), input_data_format="channels_last", return_tensors="pt")
+        pixels = inputs["pixel_values"].to(self.device, self.shape.dtype)
         states = self.network.model.vision_tower(pixels, output_hidden_states=True).hidden_states
         layers = config.vision_feature_layer
         chosen = torch.cat([states[layer] for layer in ([layers] if isinstance(layers, int) else layers)], dim=-1)

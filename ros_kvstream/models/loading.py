@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
-from ros_kvstream.errors import ModelError
+from ros_kvstream.errors import KvStreamError, ModelError
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.models.checkpoint import Checkpoint
+from ros_kvstream.models.checkpoint import Checkpoint, one_line
 from ros_kvstream.models.devices import resolve_device, resolve_dtype
 from ros_kvstream.models.families import family_of
-from ros_kvstream.models.hub import Report, download
+from ros_kvstream.models.hub import Report, download, has_weights
 from ros_kvstream.models.quantization import require_packages, stored_bits
 from ros_kvstream.settings import ModelSettings
 
@@ -43,6 +42,7 @@ def read_config(path: str, folder: Path) -> dict[str, Any]:
     """Read the config.json in a folder; raises ModelError where it is missing or broken."""
     file = folder / "config.json"
     if not file.is_file():
+        has_weights(path, [found.name for found in folder.iterdir()])  # an adapter alone has no config
         raise ModelError(f"model = {path!r}: the folder has no config.json, so it is not a transformers model.")
     try:
         return dict(json.loads(file.read_text()))
@@ -59,7 +59,10 @@ def load_model(
     :param report: receives a line of progress for each file of weights that is fetched from a hub.
     :raises ModelError: before anything is loaded; states what is supported, what is missing, or the memory needed.
     """
-    return _open(settings, seed=seed, beside=beside, report=report)
+    model = _open(settings, seed=seed, beside=beside, report=report)
+    if not model.trained:
+        log.warning("model = %r has no weights: they are random, and its answers are meaningless.", settings.path)
+    return model
 
 
 def describe_model(settings: ModelSettings) -> VideoLanguageModel:
@@ -87,5 +90,7 @@ def _open(settings: ModelSettings, *, weights: bool = True, **options: Any) -> V
     device = device if weights else torch.device("meta")
     try:
         return family.model_class().open(Checkpoint(settings, folder, config, family, device, dtype, on_hub, **options))
-    except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError, SafetensorError) as error:
-        raise ModelError(f"model = {settings.path!r} could not be loaded: {error}") from error
+    except KvStreamError:
+        raise
+    except Exception as error:  # the libraries raise anything for a checkpoint they do not expect
+        raise ModelError(f"model = {settings.path!r} could not be loaded: {one_line(error)}") from error

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +18,8 @@ from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.attention import use_arena_attention
 from ros_kvstream.models.base import PositionRange, VideoLanguageModel
-from ros_kvstream.models.checkpoint import Checkpoint
+from ros_kvstream.models.checkpoint import Checkpoint, one_line, template_file
+from ros_kvstream.models.packed_weights import sample
 from ros_kvstream.models.transformers_compat import arena_cache, cache_argument
 
 QUESTION_MARKER = "kvstreamquestion"
@@ -46,9 +49,13 @@ def split_chat_template(tokenizer: Any, marker: str, media: str = "video") -> tu
     message = {"role": "user", "content": [{"type": media}, {"type": "text", "text": QUESTION_MARKER}]}
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("the tokenizer has no chat template: use an instruction-tuned checkpoint")
-    text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    template = f"the chat template in {template_file(Path(tokenizer.name_or_path))}"
+    try:
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template can fail with anything
+        raise ModelError(f"{template} cannot be used: {one_line(error)}") from error
     if text.count(marker) != 1 or text.count(QUESTION_MARKER) != 1:
-        raise ModelError(f"the chat template has no single place for a {media} ({marker}): {text!r}")
+        raise ModelError(f"{template} has no single place for a {media} ({marker}): {text!r}")
     before, rest = text.split(marker)
     between, after = rest.split(QUESTION_MARKER)
     return before, between, after
@@ -95,10 +102,10 @@ class NetworkModel(VideoLanguageModel):
     @classmethod
     def open(cls, checkpoint: Checkpoint) -> NetworkModel:
         """Load a checkpoint of this family."""
-        network, tokenizer = checkpoint.network(), checkpoint.tokenizer()
-        processor = checkpoint.image_processor(*cls.image_processors)
+        tokenizer, processor = checkpoint.tokenizer(), checkpoint.image_processor(*cls.image_processors)
+        measured, network = checkpoint.measured_range(), checkpoint.network()
         model = cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
-        model.position_range = checkpoint.measured_range(model.position_limit) or model.position_range
+        model.position_range = measured or model.position_range
         return model
 
     def tokenize(self, text: str) -> list[int]:
@@ -140,6 +147,14 @@ class NetworkModel(VideoLanguageModel):
             embeddings[wanted == -1 - index] = vector.to(embeddings)
         return embeddings
 
+    def weights_checksum(self) -> int:
+        """Checksum of samples of every tensor of the language model, as float32; scales of quantized ones included."""
+        check = 0
+        for _, tensor in sorted(self.language_model.state_dict().items()):
+            if isinstance(tensor, Tensor):
+                check = zlib.crc32(sample(tensor).float().cpu().numpy().tobytes(), check)
+        return check
+
     def decode(self, ids: Sequence[int]) -> str:
         """Answer tokens to text."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
@@ -162,7 +177,7 @@ class NetworkModel(VideoLanguageModel):
         logits: bool,
         visible: list[Tensor] | None = None,
     ) -> Tensor | None:
-        """Run announced tokens through the language model with explicit positions."""
+        """Run announced tokens through the language model with explicit positions; raises NonFiniteError."""
         hidden = self.language_model(
             **self.language_inputs(embeddings),
             position_ids=self.position_ids(positions),
@@ -170,7 +185,10 @@ class NetworkModel(VideoLanguageModel):
             visible=visible,
             **{self._cache_name: arena_cache(arena)},
         ).last_hidden_state
-        return self.network.lm_head(hidden[0, -1]).float() if logits else None
+        last = self.network.lm_head(hidden[0, -1]).float() if logits else None
+        for values in (hidden,) if last is None else (hidden, last):
+            self.require_finite(values, "language model")
+        return last
 
     def capture_queries(self, layers: Sequence[int]) -> AbstractContextManager[dict[int, Tensor]]:
         """Collect unrotated queries of the forwards inside the context, layer -> float32 [heads, tokens, head_dim]."""

@@ -24,14 +24,27 @@ LEAST_ROWS = 4
 """Rows to which fewer are padded, such as a decode step's single row: the kernels are slower with fewer."""
 
 
+SAMPLES = 1024
+"""Weights of each tensor that a checksum covers."""
+
+
+def sample(weights: Tensor) -> Tensor:
+    """At most SAMPLES weights, evenly spread over rows and columns; a sample's own sample is itself."""
+    if hasattr(weights, "__tensor_flatten__"):  # torchao's: its scales are inside
+        weights = weights.dequantize()
+    flat = weights.detach().reshape(-1)
+    return flat[:: -(-len(flat) // SAMPLES) | 1]
+
+
 class PackedLinear(nn.Module):
-    """A Linear with its weights in the layout of the kernels only."""
+    """A Linear with its weights in the layout of the kernels only, and a sample of them for the checksum."""
 
     def __init__(self, source: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = source.in_features, source.out_features
         self.bias = source.bias
         self.packed = packed_weight(source.weight.detach(), ROWS)
+        self.register_buffer("sample", sample(source.weight).clone())
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""

@@ -86,7 +86,7 @@ class QwenVL(NetworkModel):
 
     def _patches(self, frames: Sequence[Frame]) -> tuple[list[Tensor], list[Grid]]:
         """Patches of each frame, doubled, [patches, channels * 2 * patch * patch], and its grid."""
-        inputs = self.image_processor(images=list(frames), return_tensors="pt")
+        inputs = self.image_processor(images=list(frames), input_data_format="channels_last", return_tensors="pt")
         grids = [(rows, columns) for rows, columns in inputs["image_grid_thw"][:, 1:].tolist()]
         pixels = inputs["pixel_values"].to(self.device, self.shape.dtype)
         return list(pixels.split([rows * columns for rows, columns in grids])), grids

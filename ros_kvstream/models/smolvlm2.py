@@ -65,7 +65,7 @@ class SmolVLM2(NetworkModel):
         edge = {"longest_edge": self._image_size}
         inputs = self.image_processor(
             images=[[frame] for frame in frames], size=edge, max_image_size=edge, do_image_splitting=False,
-            return_tensors="pt",
+            input_data_format="channels_last", return_tensors="pt",
         )  # fmt: skip
         pixels = inputs["pixel_values"][:, 0].to(self.device, self.shape.dtype)
         everywhere = torch.ones(len(frames), self._patches, self._patches, dtype=torch.bool, device=self.device)

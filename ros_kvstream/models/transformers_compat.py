@@ -19,11 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface
 
+from ros_kvstream.errors import ModelError
 from ros_kvstream.memory.arena import Arena
 
 # -- attention --------------------------------------------------------------------------------------------------------
@@ -127,7 +129,30 @@ def run_vision_tower(tower: Any, pictures: list[Tensor], grids: list[tuple[int, 
     return output.pooler_output, list(getattr(output, "deepstack_features", None) or [])
 
 
+def require_rope(config: Any) -> None:
+    """Raise ModelError where a language model's config has rotary settings that the installed version does not read.
+
+    transformers 5 writes them as ``rope_parameters``; version 4 reads ``rope_theta`` and ``rope_scaling`` alone.
+    """
+    read = {"rope_theta": getattr(config, "rope_theta", None), "rope_type": "default", "type": "default"}
+    read |= getattr(config, "rope_scaling", None) or {}
+    unread = {key for key, value in (getattr(config, "rope_parameters", None) or {}).items() if read.get(key) != value}
+    if unread:
+        raise ModelError(
+            f"config.json has {', '.join(sorted(unread))} in rope_parameters alone, which transformers "
+            f"{transformers.__version__} does not read: install transformers 5, or write rope_theta "
+            "and rope_scaling too."
+        )
+
+
 def mrope_sections(embedding: Any) -> list[int]:
-    """The M-RoPE sections of a language model's ``rotary_emb``."""
-    sections = getattr(embedding, "mrope_section", None) or embedding.config.rope_scaling["mrope_section"]
-    return [int(size) for size in sections]
+    """The M-RoPE sections of a language model's ``rotary_emb``; raises ModelError where they do not fit the heads."""
+    sections = getattr(embedding, "mrope_section", None) or (embedding.config.rope_scaling or {}).get("mrope_section")
+    pairs = len(embedding.inv_freq)
+    if not isinstance(sections, list) or not all(isinstance(size, int) for size in sections) or sum(sections) != pairs:
+        raise ModelError(
+            f"config.json: mrope_section in rope_scaling is {sections or 'missing'} (transformers' default where "
+            "the file has none): must be sizes for time, height and width that add up to half of the head dimension, "
+            f"{pairs}."
+        )
+    return list(sections)

@@ -49,6 +49,8 @@ class Health:
     state: str = "unconfigured"
     failure: str = ""
     """Why the last transition failed."""
+    faults: int = 0
+    """Errors inside the memory since the start: frames and questions that were dropped for them."""
     fault: str = ""
     """A recent error inside the memory."""
     worker_died: bool = False
@@ -86,7 +88,8 @@ def _status(health: Health, part: str, level: bytes, message: str, values: dict[
 
 def _state(health: Health) -> DiagnosticStatus:
     values: dict[str, object] = {"lifecycle state": health.state, "model": health.model, "policy": health.policy,
-                                 "questions waiting": health.questions_waiting}
+                                 "questions waiting": health.questions_waiting,
+                                 "errors inside the memory": health.faults}
     if health.failure:
         return _status(health, "state", ERROR, health.failure, values)
     if health.fault:
@@ -94,7 +97,8 @@ def _state(health: Health) -> DiagnosticStatus:
     if health.worker_died:
         return _status(health, "state", ERROR, "the worker thread has ended: clean up and configure again", values)
     if health.state == "active" and not health.trained:
-        return _status(health, "state", WARN, f"{health.model} is untrained: its answers are meaningless", values)
+        text = f"{health.model} is untrained, with random weights: its answers are meaningless"
+        return _status(health, "state", WARN, text, values)
     if health.state != "active":
         return _status(health, "state", WARN, f"{health.state}: frames and questions are rejected", values)
     return _status(health, "state", OK, "active", values)

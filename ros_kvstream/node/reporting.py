@@ -38,6 +38,7 @@ class Reporter:
         self._process = psutil.Process()
         self._newest: Observation | None = None
         self._fault: tuple[float, str] | None = None
+        self._faults = 0
         self._refusals: dict[str, tuple[float, str]] = {}
         self._history: dict[str, deque[tuple[float, CameraCount]]] = {}
         self._stats = node.create_publisher(msg.KvStats, "~/stats", 10)
@@ -62,6 +63,7 @@ class Reporter:
     def fault(self, reason: str) -> None:
         """Record an error inside the memory."""
         self._fault = (time.monotonic(), reason)
+        self._faults += 1
 
     def answered(self, answer: Answer) -> None:
         """Record the latency of an answer."""
@@ -101,7 +103,8 @@ class Reporter:
     def _health(self, status: NodeStatus, session: Session | None, cameras: Sequence[CameraHealth]) -> Health:
         common: dict[str, Any] = {
             "node": self._node.get_fully_qualified_name(), "state": status.state, "failure": status.failure,
-            "fault": self._recent(self._fault), "process_bytes": self._process.memory_info().rss}
+            "fault": self._recent(self._fault), "faults": self._faults,
+            "process_bytes": self._process.memory_info().rss}
         if session is None:
             return Health(**common, model=str(self._parameters.value("model")))
         return Health(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ros_kvstream.errors import FrameError, KvStreamError, QuestionCancelled
+from ros_kvstream.errors import FrameError, KvStreamError, NonFiniteError, QuestionCancelled
 from ros_kvstream.node.frame_counters import DropCause, FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.questions import PendingQuestion, QuestionQueue
@@ -237,6 +237,8 @@ class Worker:
         except QuestionCancelled as error:
             pending.finish(QuestionCancelled(pending.stop_reason() or str(error)))
         except KvStreamError as error:
+            if isinstance(error, NonFiniteError):
+                self._events.fault("question", error)
             pending.finish(error)
         except BaseException as error:  # noqa: BLE001 - the node must survive any fault in the model
             self._events.fault("question", error)

@@ -69,7 +69,8 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
         retrieval.embed_pending()
         archive = retrieval.searchable
         if archive is not None:
-            context = _retrieve(stream, retrieval, archive, question, start, capacity)
+            with archive.lock:
+                context = _retrieve(stream, retrieval, archive, question, start, capacity)
             if context.shown or context.evidence or not question.filtered:
                 return context
     frames = tuple(stream.frame_index.matching(question.camera, question.since, question.until))

@@ -73,7 +73,8 @@ class TransformersEncoder:
     @torch.inference_mode()
     def embed_image(self, picture: NDArray[np.uint8]) -> Vector:
         """RGB uint8 [height, width, 3] to a unit vector [size]."""
-        inputs = self._processor(images=[picture], return_tensors="pt").to(self._device)
+        inputs = self._processor(images=[picture], input_data_format="channels_last", return_tensors="pt")
+        inputs = inputs.to(self._device)
         return _unit(self._model.get_image_features(**inputs))
 
     @torch.inference_mode()

@@ -57,7 +57,8 @@ def answer_question(
     """Answer from the memory, which is rolled back in every case; the waiting block is prefilled first.
 
     :raises QuestionError: when there is no frame, or none that passes the question's filters;
-    :raises QuestionCancelled: when ``should_stop`` returns True before a token.
+    :raises QuestionCancelled: when ``should_stop`` returns True before a token;
+    :raises NonFiniteError: when the model computes values that are not finite.
     """
     started = time.perf_counter()
     ingest.flush()

@@ -127,7 +127,8 @@ class Ingest:
     def flush(self) -> tuple[float, float, float]:
         """Prefill the waiting block; returns milliseconds of vision tower, prefill and compaction.
 
-        When the prefill fails, all frames of the block count as never seen, and the memory is unchanged.
+        When the prefill fails, all frames of the block count as never seen, and the memory is unchanged. A vision tower
+        or language model with values that are not finite raises NonFiniteError.
         """
         if not self.block:
             return 0.0, 0.0, 0.0
@@ -141,6 +142,8 @@ class Ingest:
                     self.model.encode_grids([waiting.frames for waiting in self.block]), self.block, strict=True
                 )
             ]
+            for tokens in encoded:
+                self.model.require_finite(tokens.embeddings, "vision tower")
             seen = time.perf_counter()
             self.make_room(sum(len(tokens.embeddings) for tokens in encoded))
             ready = time.perf_counter()

@@ -69,7 +69,8 @@ class VideoMemory:
         """Take one frame into the memory; a full block is prefilled at once, after a compaction if one is needed.
 
         :param frame: RGB uint8 [height, width, 3]; :param stamp: seconds of the header stamp.
-        :raises FrameError: for an unusable frame; the memory is unchanged.
+        :raises FrameError: for an unusable frame; :raises NonFiniteError: when the model computes values that are not
+            finite. The memory is unchanged.
         """
         return self.ingest.observe(frame, stamp, camera)
 
@@ -94,7 +95,8 @@ class VideoMemory:
             seconds (0 = unbounded); :param max_new_tokens: at most ``memory.max_answer_tokens``, which is the default.
         :param should_stop: called before every token; True raises QuestionCancelled.
         :param on_token: called with each new piece of the answer's text.
-        :raises QuestionError: when the question or a limit is invalid, or no frame matches.
+        :raises QuestionError: when the question or a limit is invalid, or no frame matches;
+        :raises NonFiniteError: when the model computes values that are not finite.
         """
         checked = check_question(self.model, self.settings.memory, question, camera, since, until, max_new_tokens)
         return answer_question(self.ingest, checked, should_stop, on_token)

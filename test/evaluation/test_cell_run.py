@@ -14,7 +14,7 @@ import pytest
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import RecordingError
-from ros_kvstream.evaluation.cell_run import run_job, share_budget_mib
+from ros_kvstream.evaluation.cell_run import UNTRAINED, run_job, share_budget_mib
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
@@ -108,6 +108,29 @@ def test_a_question_that_cannot_be_asked_is_an_error_of_its_line_alone(model: Vi
     assert lines["fine"]["error"] == "" and lines["fine"]["answer"] is not None
 
 
+def test_values_that_are_not_finite_refuse_an_answer_and_a_run(
+        model: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, encode = model.forward, model.encode_frames
+    job = Job(CELL, Episode(Pictures(), (ask(5.0),)))
+
+    def without_values(*arguments: Any, logits: bool, **options: Any) -> Any:
+        found = forward(*arguments, logits=logits, **options)
+        if logits and found is not None:
+            model.require_finite(found * math.nan, "language model")
+        return found
+
+    monkeypatch.setattr(model, "forward", without_values)
+    result = run_job(job, model, FrameStore())
+    assert result.run["status"] == "done" and result.lines[0]["correct"] is False
+    assert "language model of random" in result.lines[0]["error"] and "dtype = float32" in result.lines[0]["error"]
+    monkeypatch.setattr(model, "forward", forward)
+    monkeypatch.setattr(model, "encode_frames", lambda frames: [
+        replace(tokens, embeddings=tokens.embeddings * math.nan) for tokens in encode(frames)])
+    result = run_job(job, model, FrameStore())
+    assert result.run["status"] == "refused" and "dtype = float32" in result.run["reason"] and not result.lines
+    assert json.dumps(result.run, allow_nan=False)
+
+
 def test_a_full_cache_that_reaches_its_cap_is_a_refused_run_with_its_reason(model: VideoLanguageModel) -> None:
     cell = replace(CELL, policy="full", budget_mib=0.12)
     result = run_job(Job(cell, Episode(Pictures(200), (ask(math.inf),))), model, FrameStore())
@@ -167,3 +190,10 @@ def test_every_cell_sees_the_same_frames(model: VideoLanguageModel) -> None:
     cells = [replace(CELL, policy=policy) for policy in ("recent", "uniform", "infinipot_v")]
     digests = {run_job(Job(cell, episode), model, store).run["frames_digest"] for cell in cells}
     assert len(digests) == 1
+
+
+def test_a_run_with_random_weights_says_so(model: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, store = Job(CELL, Episode(Pictures(2), (ask(101.0),))), FrameStore()
+    assert run_job(job, model, store).run["notes"] == []
+    monkeypatch.setattr(model, "trained", False)
+    assert run_job(job, model, store).run["notes"] == [UNTRAINED]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from support import family_checks as checks
 from support.model_folders import save_model
 from support.tiny_families import EVERY_FAMILY, LLAVA_TEMPLATE, llava_onevision, qwen3_vl
@@ -204,6 +205,17 @@ def test_grid_is_what_the_vision_tower_gives_for_any_picture_size(make: Callable
         assert (tokens.rows, tokens.columns) == model.grid(*size)
         whole = model.complete(tokens, 1234.5)
         assert len(whole.embeddings) <= model.frame_tokens(tokens.rows, tokens.columns)
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("size", [(1, 60), (3, 60), (4, 60), (60, 1), (60, 3), (60, 4), (3, 3), (1, 4)])
+def test_a_picture_of_few_rows_is_read_like_one_that_the_library_cannot_mistake(
+    make: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    model, picture = make(layers=1), checks.frames_of(0, 1, size)[0]
+    tokens, expected = model.encode_frames([picture])[0], model.encode_frames([Image.fromarray(picture)])[0]
+    assert (tokens.rows, tokens.columns) == (expected.rows, expected.columns) == model.grid(*size)
+    assert torch.equal(tokens.embeddings, expected.embeddings)
 
 
 @EVERY_FAMILY

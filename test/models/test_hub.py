@@ -14,7 +14,7 @@ from support.fake_hub import FakeHub, serving
 from support.model_folders import save_random_model
 
 from ros_kvstream.errors import ModelError
-from ros_kvstream.models.hub import require_safetensors, wanted_files
+from ros_kvstream.models.hub import has_weights, wanted_files
 
 SCRIPT = """
 import json, sys
@@ -93,7 +93,7 @@ def test_only_what_is_read_is_fetched_smallest_first() -> None:
 
 
 def test_weights_whose_reading_can_run_code_are_refused() -> None:
-    require_safetensors("x", ["model.safetensors", "pytorch_model.bin"])
-    require_safetensors("x", ["config.json"])
+    has_weights("x", ["model.safetensors", "pytorch_model.bin"])
+    has_weights("x", ["config.json"])
     with pytest.raises(ModelError, match="pytorch_model.bin.*only safetensors"):
-        require_safetensors("x", ["config.json", "pytorch_model.bin"])
+        has_weights("x", ["config.json", "pytorch_model.bin"])

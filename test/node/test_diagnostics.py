@@ -35,6 +35,11 @@ def test_a_healthy_node_is_ok_in_every_part() -> None:
     assert {status.level for status in health.values()} == {OK}
 
 
+def test_errors_inside_the_memory_are_counted_after_the_newest_is_no_longer_shown() -> None:
+    state = found(replace(HEALTH, faults=3))["state"]
+    assert state.level == OK and {value.key: value.value for value in state.values}["errors inside the memory"] == "3"
+
+
 @pytest.mark.parametrize(("health", "part", "level", "reason"), [
     (replace(HEALTH, failure="configure failed: too small"), "state", ERROR, "too small"),
     (replace(HEALTH, fault="frame: out of memory"), "state", ERROR, "out of memory"),

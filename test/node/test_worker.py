@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.running_node import image, picture
 
-from ros_kvstream.errors import BudgetError, KvStreamError, QuestionCancelled, QuestionError
+from ros_kvstream.errors import BudgetError, KvStreamError, NonFiniteError, QuestionCancelled, QuestionError
 from ros_kvstream.memory.policies import policy_type
 from ros_kvstream.node.frame_counters import FrameCounters
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
@@ -141,6 +143,26 @@ def test_an_error_in_the_model_drops_the_frame_counts_it_and_the_next_one_is_tak
     assert setup.told.events == ["frame 1", "fault frame: no memory left", "frame 3"]
     count = setup.counters.camera("camera")
     assert (count.published, count.seen, count.dropped["fault"]) == (3, 2, 1)
+
+
+def test_values_that_are_not_finite_are_a_fault_of_the_frame_and_of_the_question(setup: Setup) -> None:
+    setup.put(1)
+    setup.told.wait_for(1)
+    encode, embed = setup.model.encode_frames, setup.model.embed
+    setup.model.encode_frames = lambda frames: [
+        replace(tokens, embeddings=tokens.embeddings * math.nan) for tokens in encode(frames)]
+    setup.put(2)
+    setup.told.wait_for(2)
+    del setup.model.encode_frames
+    setup.model.embed = lambda ids: embed(ids) * math.nan
+    with pytest.raises(NonFiniteError, match="dtype = float32"):
+        setup.ask("what ?", max_new_tokens=2).answer.result(LONG)
+    del setup.model.embed
+    assert setup.ask("what ?", max_new_tokens=2).answer.result(LONG).finish_reason
+    events = [event.split(" of ")[0] for event in setup.told.events if not event.startswith("token")]
+    assert events[:3] == ["frame 1", "fault frame: the vision tower", "fault question: the language model"]
+    count = setup.counters.camera("camera")
+    assert (count.published, count.seen, count.dropped["fault"]) == (2, 1, 1)
 
 
 def test_an_error_in_a_compaction_leaves_the_memory_as_it_was_and_the_next_one_succeeds(

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +13,9 @@ from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import QuestionError
+from ros_kvstream.memory.archive import file as archive_file
 from ros_kvstream.models.base import PositionRange
+from ros_kvstream.retrieval import context
 from ros_kvstream.retrieval.context import Context, build_context
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
 from ros_kvstream.stream.answer import append_text, check_question
@@ -64,6 +69,45 @@ def test_nothing_of_the_retrieved_frames_survives_the_answer(context, positions)
     assert memory.arena.mark() == mark and same(before, contents(memory.arena))
     assert first.text == second.text and first.evidence == second.evidence
     assert first.latency.retrieval_ms > 0
+
+
+def test_a_disk_error_in_the_middle_of_a_search_waits_until_it_is_done(tmp_path, monkeypatch):
+    memory = memory_of(archive_mib=0.6, path=str(tmp_path), queue_frames=8)
+    feed(memory, 1)
+    archive = memory.archive_retrieval.archive
+    archive.wait()
+    failing, released, requested = threading.Event(), threading.Event(), []
+
+    def pwrite(*arguments):
+        failing.wait()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def release(slot, whole=archive.table.release):
+        whole(slot)
+        if archive.table.count == 1:
+            released.set()
+
+    def choose(*arguments, whole=context.choose_frames):
+        chosen = whole(*arguments)
+        failing.set()
+        assert not released.wait(0.3)
+        return chosen
+
+    def fetch(slots, whole=archive.fetch):
+        requested.append((len(slots), len(found := whole(slots))))
+        return found
+
+    monkeypatch.setattr(archive_file.os, "pwrite", pwrite)
+    monkeypatch.setattr(archive.table, "release", release)
+    monkeypatch.setattr(archive, "fetch", fetch)
+    monkeypatch.setattr(context, "choose_frames", choose)
+    feed(memory, 8, start=1)
+    assert archive.table.count == 9
+    assert memory.ask(QUESTION).evidence
+    archive.wait()
+    assert released.is_set() and archive.status().lost == 8
+    assert requested[0][0] == requested[0][1] > 0
+    memory.close()
 
 
 def test_evidence_holds_stamp_camera_ranks_scores_and_the_fused_score():

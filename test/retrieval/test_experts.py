@@ -107,6 +107,7 @@ def test_an_encoder_that_cannot_be_loaded_is_named(tmp_path):
 
 
 def test_a_clip_from_a_local_folder_ranks_pictures(tmp_path):
+    from PIL import Image
     from support.tiny_models import small_tokenizer
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
@@ -122,6 +123,8 @@ def test_a_clip_from_a_local_folder_ranks_pictures(tmp_path):
     assert encoder.size == 24 and encoder.picture_side == 32
     for vector in (encoder.embed_image(picture), encoder.embed_text("what colour is the cone ?")):
         assert vector.shape == (24,) and abs(float(np.linalg.norm(vector)) - 1) < 1e-5
+    low = picture[:3]  # read like a picture that the library cannot mistake for channels-first
+    assert np.array_equal(encoder.embed_image(low), encoder.embed_image(Image.fromarray(low)))
 
 
 def test_the_imagenet_encoder_names_the_package_that_is_missing(monkeypatch):

@@ -15,7 +15,9 @@ import torch
 from support.arenas import contents, same
 from support.tiny_models import qwen2_5_vl
 
-from ros_kvstream.errors import MemoryFileError
+from ros_kvstream.errors import FrameError, MemoryFileError
+from ros_kvstream.models.packed_weights import pack_weights
+from ros_kvstream.retrieval.archive_retrieval import model_fingerprint
 from ros_kvstream.settings import (
     ArchiveSettings,
     GateSettings,
@@ -350,3 +352,41 @@ def test_a_saved_memory_is_a_safetensors_file(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "m")
     saved = memory.arena.state_dict()["tensors"]["layers.0.keys"]
     torch.testing.assert_close(tensors["arena.layers.0.keys"], saved, rtol=0, atol=0)
+
+
+def louder(names: tuple[str, ...]) -> Any:
+    """The model with other weights in the language model: those of these projections times 1.1."""
+    model = qwen2_5_vl()
+    with torch.no_grad():
+        for name, weight in model.language_model.named_parameters():
+            if any(part in name for part in names):
+                weight.mul_(1.1)
+    return model
+
+
+@pytest.mark.parametrize("names", [("k_proj", "v_proj"), ("layers.2.mlp.down_proj",), ("layers.0.input_layernorm",)])
+def test_a_memory_of_other_weights_is_refused_from_a_file_and_from_a_folder(
+        tmp_path: Path, names: tuple[str, ...]) -> None:
+    first = make(**in_folder(tmp_path))
+    watch(first, 0, 5)
+    first.save(tmp_path / "m")
+    first.close()
+    second = make(louder(names), **in_folder(tmp_path, "other"))
+    watch(second, 0, 2)
+    before = everything(second)
+    with pytest.raises(MemoryFileError, match="another model"):
+        second.load(tmp_path / "m")
+    assert before == everything(second)
+    second.close()
+    with pytest.raises(FrameError, match="fingerprint"):
+        watch(make(louder(names), **in_folder(tmp_path)), 0, 1)
+
+
+def test_the_fingerprint_is_that_of_the_weights_alone() -> None:
+    model = qwen2_5_vl(dtype=torch.bfloat16)
+    expected = model_fingerprint(model)
+    assert model_fingerprint(qwen2_5_vl(seed=1, dtype=torch.bfloat16)) != expected
+    model.network.float()
+    assert model_fingerprint(model) == expected
+    assert pack_weights(model.network, least=1) > 0
+    assert model_fingerprint(model) == expected

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
-from ros_kvstream.errors import BudgetError, FrameError, QuestionCancelled, QuestionError
+from ros_kvstream.errors import BudgetError, FrameError, NonFiniteError, QuestionCancelled, QuestionError
 from ros_kvstream.memory.policies import policy_names
 from ros_kvstream.models.qwen2_5_vl import Qwen25VL
-from ros_kvstream.settings import GateSettings, MemorySettings, StreamSettings
+from ros_kvstream.settings import ArchiveSettings, GateSettings, MemorySettings, StreamSettings
 from ros_kvstream.stream.answer import append_text
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -376,3 +378,65 @@ def test_a_looping_clock_starts_a_new_segment_and_keeps_the_old_frames() -> None
     assert memory.frame_index.newest().segment == 1  # type: ignore[union-attr]
     assert memory.stats().frames_remembered == 11
     assert memory.ask(QUESTION).asked_at == 0.0
+
+
+def broken_tower(model: Any, bad: int) -> None:
+    """Let the vision tower compute one NaN for the frame whose first pixel has this value."""
+    encode = model.encode_frames
+
+    def encode_frames(frames: Any) -> Any:
+        encoded = encode(frames)
+        for frame, tokens in zip(frames, encoded, strict=True):
+            if frame[0, 0, 0] == bad:
+                tokens.embeddings[1, 2] = float("nan")
+        return encoded
+
+    model.encode_frames = encode_frames
+
+
+def numbered(number: int) -> np.ndarray:
+    pixels = np.random.default_rng(number).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+    pixels[0, 0, 0] = number
+    return pixels
+
+
+@pytest.mark.parametrize("archive", [0.0, 0.5])
+def test_a_frame_whose_tower_output_is_not_finite_leaves_nothing(archive: float) -> None:
+    answers = []
+    for bad in (255, 5):
+        model = cheap_vision(qwen2_5_vl(layers=2))
+        memory = VideoMemory(StreamSettings(archive=ArchiveSettings(budget_mib=archive), gate=GateSettings(mode="off"),
+                             memory=MemorySettings(budget_mib=0.5, max_question_tokens=16, max_answer_tokens=4)), model)
+        broken_tower(model, bad)
+        for number in range(12):
+            if number == 5:
+                before = contents(memory.arena), memory.stats()
+                if bad == 5:
+                    with pytest.raises(NonFiniteError, match="vision tower of random .* dtype = float32"):
+                        memory.observe(numbered(5), 5.0)
+                assert same(before[0], contents(memory.arena)) and memory.stats() == before[1]
+                continue
+            memory.observe(numbered(number), float(number))
+        answer = memory.ask("what colour is the cone ?")
+        assert memory.stats().frames_seen == memory.stats().frames_kept == 11
+        answers.append((answer.text, [(frame.stamp, frame.score) for frame in answer.evidence]))
+    assert answers[0] == answers[1]
+
+
+def test_an_answer_of_values_that_are_not_finite_is_refused_and_the_next_one_is_not() -> None:
+    model = cheap_vision(qwen2_5_vl(layers=2))
+    memory = VideoMemory(StreamSettings(gate=GateSettings(mode="off"), memory=MemorySettings(
+        budget_mib=0.5, max_question_tokens=16, max_answer_tokens=4)), model)
+    for number in range(4):
+        memory.observe(numbered(number), float(number))
+    before, expected = contents(memory.arena), memory.ask("what colour is the cone ?").text
+    for weights in (model.language_model.layers[1].mlp.down_proj.weight, model.network.lm_head.weight):
+        whole = weights.detach().clone()
+        with torch.no_grad():
+            weights.mul_(1e38).mul_(1e38)
+        with pytest.raises(NonFiniteError, match="language model of random .* dtype = float32"):
+            memory.ask("what colour is the cone ?")
+        with torch.no_grad():
+            weights.copy_(whole)
+        assert same(before, contents(memory.arena))
+        assert memory.ask("what colour is the cone ?").text == expected

@@ -43,10 +43,11 @@ class Archive:
         """
         self.plan = plan
         self.table = FrameTable(plan)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while several reads of the table belong together; the writer's thread releases frames after an error."""
         self._selector = PatchSelector(plan.shape, plan.settings)
         self._state, self._message = "ok", ""
-        self._dropped = self._lost = self._torn = 0
+        self._dropped = self._late_dropped = self._lost = self._torn = 0
         self._writer: ArchiveWriter | None = None
         self._patches = torch.empty(0, plan.codec.row_bytes, dtype=torch.uint8)
         self._stage = torch.empty(0, plan.codec.row_bytes, dtype=torch.uint8)
@@ -102,7 +103,7 @@ class Archive:
             raise FrameError(
                 f"frame {frame.frame_id} is of {frame.grid} patches, the archive was planned for {shape.patches}"
             )
-        with self._lock:
+        with self.lock:
             if self._state == "failed":
                 self._lost += 1
                 return False
@@ -183,7 +184,7 @@ class Archive:
         stamp_end: float | None = None,
     ) -> bool:
         """Add the embedding or the new end of a frame's time span; False when the archive does not hold the frame."""
-        with self._lock:
+        with self.lock:
             slot = self.table.slot_of(frame_id)
             if slot is None:
                 return False
@@ -197,7 +198,7 @@ class Archive:
                 late = np.zeros(1, dtype=self.plan.late_type)
                 late["sequence"], late["stamp_end"] = entry["sequence"], entry["stamp_end"]
                 late["embedded"], late["embedding"] = entry["embedded"], self.table.embeddings[slot].numpy()
-                self._writer.submit_late(slot, late)
+                self._late_dropped += not self._writer.submit_late(slot, late)
             return True
 
     # -- out --------------------------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ class Archive:
     def fetch(self, slots: Sequence[int]) -> list[ArchivedFrame]:
         """Read frames, in the order given; a frame that cannot be read is left out and reported."""
         frames: list[ArchivedFrame] = []
-        with self._lock:
+        with self.lock:
             for slot in slots:
                 entry = self.table.frames[slot]
                 if not entry["live"]:
@@ -237,7 +238,7 @@ class Archive:
 
     def thumbnail(self, frame_id: int) -> bytes:
         """JPEG of a frame; empty when there is none."""
-        with self._lock:
+        with self.lock:
             slot = self.table.slot_of(frame_id)
             if slot is None:
                 return b""
@@ -260,7 +261,7 @@ class Archive:
 
     def remove(self, frame_ids: Iterable[int]) -> None:
         """Remove these frames, on disk too; ids that are not held are ignored."""
-        with self._lock:
+        with self.lock:
             for slot in (self.table.slot_of(frame_id) for frame_id in frame_ids):
                 if slot is not None:
                     self.table.release(slot)
@@ -332,7 +333,7 @@ class Archive:
 
     def clear(self) -> None:
         """Remove every frame, on disk too."""
-        with self._lock:
+        with self.lock:
             self.table.clear()
             self._selector.clear()
             if self._writer is not None:
@@ -345,7 +346,7 @@ class Archive:
 
     def close(self) -> None:
         """Write what is queued and close the file; nothing is stored afterwards."""
-        with self._lock:
+        with self.lock:
             writer, self._writer = self._writer, None
             self._state, self._message = "failed", "the archive is closed"
         if writer is not None:
@@ -360,13 +361,16 @@ class Archive:
 
     def status(self) -> ArchiveStatus:
         """State, counters and sizes."""
-        with self._lock:
+        with self.lock:
             stamps = self.table.frames["stamp"][self.table.frames["live"]]
             plan = self.plan
             per_frame = plan.frame_bytes + (plan.slot_type.itemsize if plan.on_disk else 0)
+            state, message = self._state, self._message
+            if state == "ok" and self._late_dropped:
+                state, message = "degraded", describe_missing(self._late_dropped, plan.settings.path)
             return ArchiveStatus(
-                state=self._state,
-                message=self._message,
+                state=state,
+                message=message,
                 frames=self.table.count,
                 patches=self.table.rows_used,
                 frame_capacity=plan.frames,
@@ -377,6 +381,7 @@ class Archive:
                 used_bytes=self.table.count * per_frame + self.table.rows_used * plan.codec.row_bytes,
                 evicted=self.table.evicted,
                 dropped=self._dropped,
+                late_dropped=self._late_dropped,
                 lost=self._lost,
                 torn=self._torn,
                 oldest_stamp=float(stamps.min()) if stamps.size else 0.0,
@@ -384,7 +389,7 @@ class Archive:
             )
 
     def _on_lost(self, claim: Claim, error: OSError) -> None:
-        with self._lock:
+        with self.lock:
             if claim.slot >= 0:
                 self._lost += 1
                 entry = self.table.frames[claim.slot]
@@ -397,6 +402,14 @@ class Archive:
             log.warning("archive: %s", describe_failure(error, self.plan.settings.path))
         if self._state != "failed":
             self._state, self._message = "degraded", describe_failure(error, self.plan.settings.path)
+
+
+def describe_missing(count: int, path: str) -> str:
+    """Describe which late records the file lacks, and the remedy, for diagnostics."""
+    return (
+        f"archive.path = {path!r}: {count} embeddings or time spans are not in the file, since the disk was slower "
+        "than the stream; they are missing after a restart. Remedy: raise archive.queue_frames or use a faster disk."
+    )
 
 
 def describe_failure(error: OSError, path: str) -> str:

@@ -75,6 +75,8 @@ class ArchiveStatus:
     """Frames evicted for newer ones since the start."""
     dropped: int = 0
     """Frames not archived because the disk was slower than the stream."""
+    late_dropped: int = 0
+    """Embeddings and time spans that are not in the file because the disk was slower than the stream."""
     lost: int = 0
     """Frames not archived because of an error of the folder or disk."""
     torn: int = 0

@@ -249,6 +249,22 @@ def test_a_slow_disk_never_blocks_ingest_and_drops_are_counted(archive_of, monke
         assert_same(archive.fetch([archive.table.slot_of(i)])[0], make_frame(i))
 
 
+def test_an_embedding_that_finds_the_queue_full_is_counted_and_reported(archive_of, monkeypatch):
+    archive = archive_of(queue_frames=2)
+    add_frames(archive, [0])
+    go, whole = threading.Event(), os.pwrite
+    monkeypatch.setattr(archive_file.os, "pwrite", lambda *arguments: go.wait() and whole(*arguments))
+    room = 4 * archive.plan.staged_records
+    for end in range(room + 8):
+        assert archive.complete(0, embedding=np.ones(4, np.float32), stamp_end=float(end))
+    go.set()
+    archive.wait()
+    status = archive.status()
+    assert room <= room + 8 - status.late_dropped <= room + 1  # the writer may have taken one before the disk hung
+    assert status.state == "degraded" and f"{status.late_dropped} embeddings" in status.message
+    assert "archive.queue_frames" in status.message
+
+
 def test_a_file_of_other_settings_another_model_or_no_archive_is_refused(archive_of, tmp_path):
     archive_of(fingerprint="model a").close()
     with pytest.raises(ArchiveError, match="fingerprint 'model a' there, 'model b' here"):
