@@ -115,9 +115,8 @@ def measure(model: VideoLanguageModel, streams: Sequence[Stream], console: Conso
         by_span[round(span)] = accuracy(lines)
         console.print(f"{round(span)} positions, {span / per_second:.0f} s: {by_span[round(span)]:.3f} right")
         span *= RATIO
-    limit = limit_of(by_span) + len(model.prefix_ids) + QUESTION_POSITIONS
     return {
-        "limit": min(limit, model.position_limit),
+        "limit": limit_of(by_span) + len(model.prefix_ids),
         "by_span": {f"{span / per_second:g}": value for span, value in by_span.items()},
         "questions": len(streams) * len(streams[0].questions),
     }
@@ -129,4 +128,4 @@ def show(report: dict[str, Any], console: Console) -> None:
         f"Accuracy by span, {report['questions']} questions each", ("seconds", "accuracy"),
         ((f"{float(seconds):.0f}", f"{value:.3f}") for seconds, value in report["by_span"].items()),
     ))  # fmt: skip
-    console.print(f"The model reads positions up to {report['limit']} well: {RANGE_FILE}, memory.position_limit.")
+    console.print(f"Frames are read well at positions below {report['limit']}: position_limit in {RANGE_FILE}.")

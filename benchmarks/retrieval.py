@@ -51,13 +51,13 @@ RECALL = ("colour", "where", "how_many", "room")
 ORDER = ("first", "last", "before", "after")
 KEEP_ALL_FRAMES = 1000
 """Longest stream that is also kept whole, for comparison."""
-ARCHIVE_RATIO, ARCHIVE_RATIOS = 3.0, (1.0, 3.0, 12.0)
+ARCHIVE_RATIO, ARCHIVE_RATIOS = 2.0, (1.0, 2.0, 8.0)
 """Archive bytes as a multiple of the arena's."""
 LOOKUP_FRAMES = 100_000
 PENDING_PICTURES = 4
 """Small archives need their bytes for frames."""
 QUESTION_TOKENS, ANSWER_TOKENS = 16, 5
-ARENA_FRAMES, BLOCK_FRAMES = 24, 8
+ARENA_FRAMES, BLOCK_FRAMES = 20, 8
 NEEDLES = (0.1, 0.5, 0.9)
 """Place of the frame with the object in a static scene, as a share of the stream."""
 

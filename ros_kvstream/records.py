@@ -118,7 +118,7 @@ class MemoryStats:
     rebases: int = 0
     """Number of times the positions were re-based."""
     position_limit: int = 0
-    """Positions stay below this value."""
+    """Positions of frames stay below this value."""
     position_source: str = ""
     """What the limit follows from."""
     questions: int = 0

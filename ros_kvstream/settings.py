@@ -160,10 +160,10 @@ class MemorySettings:
         128, "Longest answer in tokens; a query for a longer answer is rejected. Slots for it are reserved in the "
         "budget.", 1, 4096)
     position_limit: int | str = setting(
-        "auto", "Number of positions in use at most: older moments are drawn together before it is reached, so that a "
-        "stream may run for days. auto, or 0, takes the range that the model reads well: measured "
-        "(`kvstream benchmark range`), else the length that its family was trained on. A larger value keeps true "
-        "distances longer; beyond the range answers get worse.", 0, 1 << 24, choices=("auto",))
+        "auto", "Largest number of positions of frames, question and answer together: older moments are drawn together "
+        "before it is reached, so that a stream may run for days. auto, or 0, keeps frames in the range that the model "
+        "reads well: measured (`kvstream benchmark range`), else the length that its family was trained on. A larger "
+        "value keeps true distances longer; beyond the range answers get worse.", 0, 1 << 24, choices=("auto",))
 
     def __post_init__(self) -> None:
         check_fields(self, "memory")

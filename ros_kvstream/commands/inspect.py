@@ -161,7 +161,7 @@ def budget_report(
         "parts": plan.parts,
         "slots": {"prompt": plan.pinned_slots, "frames": plan.frame_slots, "question_and_answer": plan.reserve_slots},
         "frame": {"width": width, "height": height, "rows": rows, "columns": columns, "tokens": tokens},
-        "positions": asdict(model.positions_within(memory.position_limit)),
+        "positions": asdict(model.positions_within(memory.position_limit, plan.reserve_slots)),
         "fps": fps,
         "frames": frames,
         "seconds": frames / fps,
@@ -211,7 +211,7 @@ def show(report: dict[str, Any], console: Console) -> None:
         f"\nA picture of {frame['width']} x {frame['height']} takes {frame['rows']} x {frame['columns']} = "
         f"{frame['tokens']} slots: the memory holds [bold]{report['frames']:,} whole frames[/], "
         f"[bold]{duration(report['seconds'])}[/] at {report['fps']:g} per second.\n"
-        f"Positions stay below {positions['limit']:,} ({positions['source']}). "
+        f"Positions of frames stay below {positions['limit']:,} ({positions['source']}). "
         f"When it is full, the policy selects the slots to keep. "
         f"Minimum budget for these settings: {size(report['smallest_budget_bytes'])}."
     )

@@ -96,6 +96,11 @@ class TimestampPositions:
         self._seconds = 0.0
 
     @property
+    def limit(self) -> int:
+        """First position that no frame takes."""
+        return self.start + self._usable
+
+    @property
     def largest_span(self) -> int:
         """Most positions that one frame may take, so that it fits behind the newest after a re-basing."""
         return self._usable // 2 - 1
@@ -118,7 +123,7 @@ class TimestampPositions:
 
         :param span: positions that the frame takes, at most ``largest_span``.
         """
-        return self._next(stamp)[0] + span - 1 >= self.start + self._usable
+        return self._next(stamp)[0] + span - 1 >= self.limit
 
     def rebase(self, stamp: float, span: int, slots: Tensor) -> Rebase:
         """The re-basing that makes room for a frame; apply it to all positions in use, then call ``advance``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class FrameTokens:
 
 @dataclass(frozen=True)
 class PositionRange:
-    """The range of positions that a model reads well; ``memory.position_limit: auto`` uses it."""
+    """A range of positions for frames."""
 
     limit: int
     """First position beyond it."""
@@ -77,7 +77,7 @@ class VideoLanguageModel(ABC):
     trained_positions: int = 0
     """Positions of the longest sequences that the family was trained on; 0 where that is not known."""
     position_range: PositionRange
-    """The range that it reads well, within ``position_limit``."""
+    """The range in which it reads frames well; ``memory.position_limit: auto`` uses it."""
     patch_side: int = 28
     """Side in pixels of the resized picture's square that one visual token stands for."""
     frames_per_grid: int = 1
@@ -170,11 +170,15 @@ class VideoLanguageModel(ABC):
 
     # -- positions ------------------------------------------------------------------------------------------------
 
-    def positions_within(self, limit: int | str) -> PositionRange:
-        """The range for a value of ``memory.position_limit``; "auto" and 0 stand for the model's own."""
+    def positions_within(self, limit: int | str, reserve: int) -> PositionRange:
+        """The range for frames.
+
+        :param limit: a value of ``memory.position_limit``; "auto" and 0 stand for the model's own range.
+        :param reserve: positions of the longest question and answer behind the frames.
+        """
         if isinstance(limit, str) or not limit:
-            return self.position_range
-        return PositionRange(min(limit, self.position_limit), "memory.position_limit")
+            return replace(self.position_range, limit=min(self.position_range.limit, self.position_limit - reserve))
+        return PositionRange(min(limit, self.position_limit) - reserve, "memory.position_limit")
 
     def frame_span(self, tokens: FrameTokens) -> int:
         """Number of positions along the first axis that a frame takes."""

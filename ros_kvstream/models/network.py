@@ -104,9 +104,9 @@ class NetworkModel(VideoLanguageModel):
     def open(cls, checkpoint: Checkpoint) -> NetworkModel:
         """Load a checkpoint of this family."""
         tokenizer, processor = checkpoint.tokenizer(), checkpoint.image_processor(*cls.image_processors)
-        network = checkpoint.network()
+        measured, network = checkpoint.measured_range(), checkpoint.network()
         model = cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
-        model.position_range = checkpoint.measured_range(model.position_limit) or model.position_range
+        model.position_range = measured or model.position_range
         return model
 
     def tokenize(self, text: str) -> list[int]:

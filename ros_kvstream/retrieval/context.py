@@ -32,7 +32,8 @@ from ros_kvstream.retrieval.token_indices import grid_coordinates
 
 LARGE_ARCHIVE, THIN_ARENA = 4, 8
 """``context: auto`` shows only the newest of the arena's frames where the archive holds many times as many frames as
-fit into the arena: four times for keys and values, in a long stream only; eight times for embeddings."""
+fit into the arena: eight times for embeddings; four times for keys and values, beyond the range that the model reads
+well."""
 LONGEST_PAUSE = 3.5
 """Longest time between two retrieved frames as the model sees it, seconds. Without pauses between moments, the tiny
 model answered .6 of the questions of order on tuning seeds, with pauses of 1 s .9, from 2 s on all of them."""
@@ -165,15 +166,16 @@ def search_queries(stream: Stream, retrieval: ArchiveRetrieval, ids: Sequence[in
 def _newest_only(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive) -> bool:
     """Whether only the newest of the arena's frames are visible beside the retrieved ones, or else all of the arena.
 
-    Where retrieved frames are prefilled afresh, they do not attend to the arena: a question sees them or all of the
-    arena, which serves a short stream of which it holds a good part.
+    Frames that are prefilled afresh do not attend to the arena. A question sees either them or all of the arena, which
+    serves a stream of which it holds a good part.
     """
     if retrieval.settings.context != "auto":
         return retrieval.settings.context == "newest"
-    positions = stream.positions
-    long = positions.rebases > 0 or positions.newest - positions.start >= stream.model.position_range.limit
-    held = archive.table.count * archive.plan.shape.patches / stream.arena.plan.frame_slots
-    return long or held >= THIN_ARENA if retrieval.content.afresh else long and held >= LARGE_ARCHIVE
+    ratio = archive.table.count * archive.plan.shape.patches / stream.arena.plan.frame_slots
+    if retrieval.content.afresh:
+        return ratio >= THIN_ARENA
+    long = stream.positions.newest - stream.positions.start >= stream.model.position_range.limit
+    return long and ratio >= LARGE_ARCHIVE
 
 
 def _newest(frame_index: FrameIndex, frames: Sequence[int], count: int) -> tuple[int, ...]:

@@ -249,9 +249,10 @@ class Ingest:
 
     def _new_positions(self, reserve: int) -> TimestampPositions:
         """Positions from the prompt's end on, with as many free behind the frames as text and retrieved frames take."""
-        limit = self.model.positions_within(self.settings.memory.position_limit).limit
         free = reserve if self.model.layout.sequential else self._text_slots
-        return make_positions(len(self.model.prefix_ids), self.model.tokens_per_second, limit, free)
+        within = self.model.positions_within(self.settings.memory.position_limit, free)
+        self._position_source = within.source
+        return make_positions(len(self.model.prefix_ids), self.model.tokens_per_second, within.limit + free, free)
 
     def _adapt_to_frame_size(self, rows: int, columns: int, frame: Frame) -> None:
         """Change the plan for a frame larger than any before, or raise FrameError if it does not fit."""
@@ -302,7 +303,7 @@ class Ingest:
         arena, counters, kept, held = self.arena, self.counters, self.arena.frames_kept(), self.arena.cameras_kept()
         records = [self.frame_index[frame] for frame in kept if frame in self.frame_index]
         archive = self.archive_retrieval.status() if self.archive_retrieval else ArchiveStatus("ok")
-        device, within = self.model.device, self.model.positions_within(self.settings.memory.position_limit)
+        device = self.model.device
         return MemoryStats(
             budget_bytes=int(self.budget_mib * MIB),
             allocated_bytes=arena.allocated_bytes,
@@ -318,8 +319,8 @@ class Ingest:
             newest_stamp=self.frame_index.newest_stamp(),
             compactions=arena.compactions,
             rebases=self.positions.rebases,
-            position_limit=within.limit,
-            position_source=within.source,
+            position_limit=self.positions.limit,
+            position_source=self._position_source,
             questions=counters["questions"],
             archive_budget_bytes=archive.budget_bytes,
             archive_bytes=archive.used_bytes,

@@ -173,7 +173,7 @@ def test_rebased_keys_are_those_of_the_same_content_written_at_the_new_positions
 
 
 def test_a_rebasing_leaves_keys_whose_position_stays_bit_for_bit_and_counts_slots_by_position() -> None:
-    arena = make_arena(pinned=3, dtype=torch.bfloat16)
+    arena = make_arena(pinned=3)
     fill(arena, 10)
     arena.keep(random_kept(arena, 22, 1))
     counts = torch.zeros(12, dtype=torch.int64)

@@ -179,6 +179,14 @@ def test_positions_come_back_from_their_state_and_go_on_as_if_nothing_had_happen
     assert watched(second, later) == watched(first, later)
 
 
+def test_a_state_from_a_wider_range_is_drawn_into_this_one() -> None:
+    wide, narrow = TimestampPositions(5, 2.0, 8192), TimestampPositions(5, 2.0, 300)
+    held = torch.tensor([wide.advance(at / 2) for at in range(0, 8000, 5)])
+    narrow.load_state_dict(json.loads(json.dumps(wide.state_dict())))
+    moved = rebased(narrow, held, 4000.5)
+    assert len(moved) == len(held) and int(moved.max()) < narrow.limit == 300
+
+
 # -- the stream's time ------------------------------------------------------------------------------------------------
 
 

@@ -74,9 +74,10 @@ def test_the_range_of_positions_is_the_measured_one_else_the_familys_else_all_of
     assert own.position_range.limit == limit < own.position_limit and "measured" in own.position_range.source
     family = load_model(settings_of(saved))
     assert family.position_range == PositionRange(min(32_768, family.position_limit), "trained length of the family")
-    assert own.positions_within("auto") == own.positions_within(0) == own.position_range
-    assert own.positions_within(300) == PositionRange(300, "memory.position_limit")
-    assert own.positions_within(10**6).limit == own.position_limit
+    assert own.positions_within("auto", 40) == own.positions_within(0, 40) == own.position_range
+    assert own.positions_within("auto", 8000).limit == own.position_limit - 8000
+    assert own.positions_within(300, 40) == PositionRange(260, "memory.position_limit")
+    assert own.positions_within(10**6, 40).limit == own.position_limit - 40
     memory = VideoMemory(StreamSettings(memory=MemorySettings(budget_mib=2.0)))
     assert (memory.stats().position_limit, memory.stats().position_source) == (limit, own.position_range.source)
 
@@ -98,7 +99,7 @@ def test_every_family_states_the_length_that_it_was_trained_on(family: str) -> N
 def test_a_damaged_range_is_refused_with_the_file_and_the_remedy(tmp_path: Path, text: str) -> None:
     folder = folder_without_weights(tmp_path)
     (folder / "kvstream.json").write_text(text)
-    with pytest.raises(ModelError, match=r"kvstream.json: .*position_limit.*Correct the file, or remove it"):
+    with pytest.raises(ModelError, match=r"kvstream.json( cannot be used|: must be .*Correct the file)"):
         describe_model(settings_of(folder))
 
 

@@ -14,6 +14,7 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import QuestionError
 from ros_kvstream.memory.archive import file as archive_file
+from ros_kvstream.models.base import PositionRange
 from ros_kvstream.retrieval import context
 from ros_kvstream.retrieval.context import Context, build_context
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
@@ -24,9 +25,13 @@ QUESTION = "what colour was the cone ?"
 
 
 def memory_of(
-    retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56, **archive: object
-) -> VideoMemory:
-    memory = MemorySettings(budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4)
+    retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56,
+    position_limit: int = 0, **archive: object,
+) -> VideoMemory:  # fmt: skip
+    memory = MemorySettings(
+        budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4,
+        position_limit=position_limit,
+    )  # fmt: skip
     newest = RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest")
     settings = StreamSettings(
         memory=memory,
@@ -228,9 +233,11 @@ def test_the_newest_frames_are_always_visible_and_retrieved_ones_keep_to_their_c
 
 
 @pytest.mark.parametrize(("count", "period", "newest_only"), [(20, 0.5, False), (200, 0.5, False), (20, 80.0, False),
-                                                               (200, 2.0, False), (200, 8.0, True)])  # fmt: skip
-def test_only_a_large_archive_of_a_long_stream_stands_alone(count, period, newest_only):
-    memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0, content="kv")
+                                                               (200, 2.0, True), (200, 8.0, True)])  # fmt: skip
+def test_only_a_large_archive_of_a_stream_beyond_the_range_stands_alone(count, period, newest_only):
+    newest = RetrievalSettings(top_k=2, newest_frames=2)
+    memory = memory_of(newest, archive_mib=1.0, position_limit=2048, content="kv")
+    memory.model.position_range = PositionRange(700, "test")
     feed(memory, count, period=period)
     large = memory.archive_retrieval.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
     assert (large, memory.positions.rebases > 0) == (count == 200, period > 2)
@@ -238,10 +245,8 @@ def test_only_a_large_archive_of_a_long_stream_stands_alone(count, period, newes
     assert shown == ((count - 2, count - 1) if newest_only else tuple(sorted(memory.arena.frames_kept())))
 
 
-@pytest.mark.parametrize(("count", "period", "newest_only"), [(20, 0.5, False), (400, 0.5, True), (20, 80.0, True)])
-def test_moments_afresh_replace_an_arena_that_holds_little_of_the_archive_or_of_a_long_stream(
-    count, period, newest_only
-):
+@pytest.mark.parametrize(("count", "period", "newest_only"), [(20, 0.5, False), (20, 80.0, False), (400, 0.5, True)])
+def test_moments_afresh_replace_an_arena_that_holds_little_of_the_archive(count, period, newest_only):
     memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0)
     feed(memory, count, period=period)
     mark = memory.arena.mark()
