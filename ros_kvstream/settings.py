@@ -336,7 +336,7 @@ class RetrievalSettings:
     """How archived frames are ranked and added to a question's context; needs an archive."""
 
     top_k: int = setting(
-        8, "Largest number of archived frames in a question's context. Slots for them are reserved in "
+        12, "Largest number of archived frames in a question's context. Slots for them are reserved in "
         "memory.budget_mib. 0 disables retrieval.", 0, 4096, change=Change.RUNNING)
     newest_frames: int = setting(
         4, "Newest frames that are always in the context, so that questions about the present stay exact.",
@@ -367,7 +367,8 @@ class RetrievalSettings:
         1000, "Deepest rank that counts in the fusion. It limits the work per question, not the archive.",
         1, 1 << 30, change=Change.RUNNING)
     moment_gap_seconds: float = setting(
-        1.0, "Frames of one camera closer together than this time, in seconds, count as one moment.",
+        2.0, "Frames of one camera closer together than this time, in seconds, or next to each other in a slower "
+        "stream, count as one moment.",
         0.0, 1e9, change=Change.RUNNING)
     moment_frames: int = setting(
         2, "Largest number of frames per moment in the context. A smaller value leaves capacity for more moments.",

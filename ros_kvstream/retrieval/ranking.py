@@ -84,7 +84,8 @@ def choose_frames(
     :param queries: as in :func:`expert_scores`; :param allowed: archive slots that pass the filters, [slots];
     :param present: ids of frames that are in the context anyway.
     """
-    count, gap, diversity = settings.top_k, settings.moment_gap_seconds, settings.temporal_diversity
+    count, diversity = settings.top_k, settings.temporal_diversity
+    gap = max(settings.moment_gap_seconds, 1.2 * frame_interval(archive.table.frames[allowed]))
 
     def moments(experts: Mapping[str, Expert], frames: int) -> list[RankedFrame]:
         ranked = fuse(experts, allowed, archive.table.frames, k=settings.rrf_k, depth=settings.rank_depth)
@@ -106,6 +107,17 @@ def choose_frames(
     if not order:
         return first([*first(likely, (count + 1) // 2), *novel, *likely])
     return first([*named_moments(likely, novel, first(novel), order, gap), *novel])
+
+
+def frame_interval(frames: NDArray[np.void]) -> float:
+    """Seconds between neighbouring frames of a camera where the stream is dense (first quartile); 0 if not known.
+
+    :param frames: live entries of the archive's table.
+    """
+    order = np.argsort(frames["frame_id"])
+    steps = np.diff(frames["stamp"][order]) / np.maximum(np.diff(frames["frame_id"][order]), 1)
+    steps = steps[steps > 0]
+    return float(np.quantile(steps, 0.25)) * len(np.unique(frames["camera"])) if steps.size else 0.0
 
 
 def named_moments(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ros_kvstream.memory.archive.plan import FRAME
 from ros_kvstream.retrieval.context import within_capacity
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, filter_slots, fuse
-from ros_kvstream.retrieval.ranking import named_moments, question_order
+from ros_kvstream.retrieval.ranking import frame_interval, named_moments, question_order
 
 
 def table(stamps, cameras=None) -> np.ndarray:
@@ -91,6 +91,14 @@ def test_questions_of_order_are_recognised_by_their_words():
     assert question_order("What did you see first?") == "first"
     assert question_order("what came after the cone?") == "after"
     assert question_order("what colour was the cone?") == ""
+
+
+def test_the_interval_of_a_stream_is_that_of_its_dense_parts_whatever_was_evicted() -> None:
+    frames = table([0, 3, 6, 9, 40, 43, 46])
+    assert frame_interval(frames) == 3.0
+    assert frame_interval(frames[[0, 2, 3, 5]]) == 3.0
+    assert frame_interval(table([0, 1, 2, 3], cameras=[0, 1, 0, 1])) == 2.0
+    assert frame_interval(frames[:1]) == 0.0
 
 
 def test_the_moment_that_a_question_of_order_names_is_added_with_its_novel_neighbour():
