@@ -28,6 +28,8 @@ class FrameRecord:
     """Tokens that were prefilled for it, text around it included."""
     segment: int
     """Number of clock jumps before this frame; only frames of the newest segment count as "now"."""
+    time: float
+    """Seconds on the time axis of all cameras; see StreamClock."""
 
 
 class FrameIndex:
@@ -63,16 +65,16 @@ class FrameIndex:
             raise FrameError(f"camera {camera!r}: there are {MAX_CAMERAS} cameras already. Use fewer names.")
         return self._cameras.setdefault(camera, len(self._cameras))
 
-    def add(self, stamp: float, camera: str, tokens: int) -> FrameRecord:
+    def add(self, stamp: float, camera: str, tokens: int, segment: int, time: float) -> FrameRecord:
         """Record a new frame."""
-        record = FrameRecord(self._next_id, stamp, stamp, camera, tokens, 0)
+        record = FrameRecord(self._next_id, stamp, stamp, camera, tokens, segment, time)
         self._records[record.frame_id] = record
         self._next_id += 1
         return record
 
-    def set_prefilled(self, frame_id: int, segment: int, tokens: int) -> None:
-        """Set the clock segment of a frame and the number of its tokens."""
-        self._records[frame_id] = replace(self._records[frame_id], segment=segment, tokens=tokens)
+    def set_prefilled(self, frame_id: int, tokens: int) -> None:
+        """Set the number of a frame's tokens."""
+        self._records[frame_id] = replace(self._records[frame_id], tokens=tokens)
 
     def extend(self, frame_id: int, stamp: float) -> None:
         """Extend a frame's time span to a redundant frame."""

@@ -7,6 +7,7 @@ SequentialPositions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.errors import SettingsError
+from ros_kvstream.memory.stream_clock import JITTER_SECONDS
 
-JITTER_SECONDS = 1.0
-"""Stamps may go backward by this much (several cameras in one queue) without opening a new segment."""
-
+EARLY = 0.25
+"""Share of a position by which a frame may be early: times are rounded down after it is added."""
 SMALLEST_RANGE = 16
 """Fewest temporal positions for frames; with fewer, almost every frame would cause a re-basing."""
 
@@ -65,11 +66,7 @@ def draw_together(old: Tensor, slots: Tensor, recent: int, start: int, end: int,
 
 
 class TimestampPositions:
-    """Temporal position of each stamp: seconds x tokens per second from an anchor, rounded.
-
-    A jump backward (a looping bag) or far forward (a clock that was set) opens a new segment that starts one second
-    after the newest position: the order of arrival is kept, and positions stay in range.
-    """
+    """Temporal position of each frame: its stream time x tokens per second from an anchor, rounded down."""
 
     def __init__(self, start: int, tokens_per_second: float, limit: int, headroom: int = 0) -> None:
         """Positions of frames run from ``start`` to below ``limit - headroom``.
@@ -87,13 +84,9 @@ class TimestampPositions:
         self.start = start
         self.tokens_per_second = tokens_per_second
         self.newest = start
-        self.segment = 0
         self.rebases = 0
-        self._anchor_stamp: float | None = None
+        self._anchor_time: float | None = None
         self._anchor_position = start
-        self._newest_stamp = 0.0
-        self._zero_stamp: float | None = None
-        self._seconds = 0.0
 
     @property
     def limit(self) -> int:
@@ -105,34 +98,26 @@ class TimestampPositions:
         """Most positions that one frame may take, so that it fits behind the newest after a re-basing."""
         return self._usable // 2 - 1
 
-    def seconds(self, stamp: float) -> float:
-        """Seconds since the start of the stream, for prompts that contain the time; call it once per frame, in order.
+    @property
+    def longest_step(self) -> float:
+        """Seconds between two frames from which on the positions between them would take half of the range."""
+        return self._usable // 2 / self.tokens_per_second
 
-        After a jump backward the count continues one second after the newest frame.
-        """
-        if self._zero_stamp is None:
-            self._zero_stamp = stamp
-        elif stamp - self._zero_stamp < self._seconds - JITTER_SECONDS:
-            self._zero_stamp = stamp - self._seconds - 1.0
-        elapsed = max(0.0, stamp - self._zero_stamp)
-        self._seconds = max(self._seconds, elapsed)
-        return elapsed
-
-    def due(self, stamp: float, span: int = 1) -> bool:
-        """Whether a re-basing is due before a frame with this stamp.
+    def due(self, time: float, span: int = 1) -> bool:
+        """Whether a re-basing is due before a frame with this stream time, seconds.
 
         :param span: positions that the frame takes, at most ``largest_span``.
         """
-        return self._next(stamp)[0] + span - 1 >= self.limit
+        return self._next(time) + span - 1 >= self.limit
 
-    def rebase(self, stamp: float, span: int, slots: Tensor) -> Rebase:
+    def rebase(self, time: float, span: int, slots: Tensor) -> Rebase:
         """The re-basing that makes room for a frame; apply it to all positions in use, then call ``advance``.
 
-        :param stamp, span: as for ``due``; :param slots: slots held at each position from 0 to ``newest``, int64 [n].
+        :param time, span: as for ``due``; :param slots: slots held at each position from 0 to ``newest``, int64 [n].
         """
-        needed = self._next(stamp)[0] + span - 1 - self.newest
+        needed = self._next(time) + span - 1 - self.newest
         newest = self.start + min(int(FILLED * self._usable), self._usable - 1 - needed)
-        exact = max(span, int(EXACT * self._usable), round(JITTER_SECONDS * self.tokens_per_second))
+        exact = max(span, int(EXACT * self._usable), math.ceil(JITTER_SECONDS * self.tokens_per_second))
         shift, recent = self.newest - newest, self.newest - min(exact, (newest - self.start) // 2)
         old = slots[:recent].nonzero()[:, 0]
         new = draw_together(old, slots[old], recent, self.start, recent - shift, int(slots.sum()))
@@ -141,50 +126,39 @@ class TimestampPositions:
         self.rebases += 1
         return Rebase(recent, shift, old, new)
 
-    def advance(self, stamp: float, span: int = 1) -> int:
+    def advance(self, time: float, span: int = 1) -> int:
         """Assign the next frame's ``span`` positions and return the first."""
-        t, jumped = self._next(stamp)
-        if self._anchor_stamp is None or jumped:
-            self.segment += int(jumped)
-            self._anchor_stamp, self._anchor_position, self._newest_stamp = stamp, t, stamp
-        self._newest_stamp = max(self._newest_stamp, stamp)
+        t = self._next(time)
+        if self._anchor_time is None:
+            self._anchor_time, self._anchor_position = time, t
         self.newest = max(self.newest, t + span - 1)
         return t
 
-    def locate(self, stamp: float) -> int:
-        """The position of a past stamp in the present segment, clamped to [start, newest]."""
-        t = self._anchor_position + round((stamp - (self._anchor_stamp or 0.0)) * self.tokens_per_second)
-        return min(max(t, self.start), self.newest)
+    def locate(self, time: float) -> int:
+        """The position of a past time, clamped to [start, newest]."""
+        return min(max(self._position(time), self.start), self.newest)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that does not follow from the settings; values that JSON can hold."""
         return {
             "newest": self.newest,
-            "segment": self.segment,
             "rebases": self.rebases,
-            "anchor_stamp": self._anchor_stamp,
+            "anchor_time": self._anchor_time,
             "anchor_position": self._anchor_position,
-            "newest_stamp": self._newest_stamp,
-            "zero_stamp": self._zero_stamp,
-            "seconds": self._seconds,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state_dict()``."""
-        self.newest, self.segment, self.rebases = state["newest"], state["segment"], state["rebases"]
-        self._anchor_stamp, self._anchor_position = state["anchor_stamp"], state["anchor_position"]
-        self._newest_stamp, self._zero_stamp = state["newest_stamp"], state["zero_stamp"]
-        self._seconds = state["seconds"]
+        self.newest, self.rebases = state["newest"], state["rebases"]
+        self._anchor_time, self._anchor_position = state["anchor_time"], state["anchor_position"]
 
-    def _next(self, stamp: float) -> tuple[int, bool]:
-        """The position of a frame with this stamp, and whether it opens a new segment."""
-        if self._anchor_stamp is None:
-            return self.newest, False
-        t = max(self.start, self._anchor_position + round((stamp - self._anchor_stamp) * self.tokens_per_second))
-        backward = stamp < self._newest_stamp - JITTER_SECONDS
-        if backward or t - self.newest >= self._usable // 2:
-            return self.newest + max(1, min(round(self.tokens_per_second), self._usable // 2 - 1)), True
-        return t, False
+    def _position(self, time: float) -> int:
+        elapsed = time - (self._anchor_time or 0.0)
+        return self._anchor_position + math.floor(elapsed * self.tokens_per_second + EARLY)
+
+    def _next(self, time: float) -> int:
+        """The position of the next frame."""
+        return self.newest if self._anchor_time is None else max(self.start, self._position(time))
 
 
 class SequentialPositions(TimestampPositions):
@@ -195,17 +169,21 @@ class SequentialPositions(TimestampPositions):
         super().__init__(start, 0.0, limit, headroom)
         self.newest = start - 1
 
-    def locate(self, stamp: float) -> int:
-        """Not available: these positions do not depend on stamps.
+    def locate(self, time: float) -> int:
+        """Not available: these positions do not depend on time.
 
         :raises SettingsError: always.
         """
         raise SettingsError("this model's positions do not come from stamps: set retrieval.positions to consecutive")
 
-    def _next(self, stamp: float) -> tuple[int, bool]:
-        """Only a jump backward opens a new segment; a pause takes no positions."""
-        jumped = self._anchor_stamp is not None and stamp < self._newest_stamp - JITTER_SECONDS
-        return self.newest + 1, jumped
+    @property
+    def longest_step(self) -> float:
+        """Unlimited: a pause takes no positions."""
+        return math.inf
+
+    def _next(self, time: float) -> int:
+        """Right behind the newest."""
+        return self.newest + 1
 
 
 def make_positions(start: int, tokens_per_second: float, limit: int, headroom: int = 0) -> TimestampPositions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import time
+from collections import deque
 from collections.abc import Callable
 from copy import copy
 from typing import Any
@@ -25,6 +26,8 @@ from ros_kvstream.node.settings import CameraSettings
 
 _OVERRIDABLE = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
 _SUFFIX = "/compressed"
+DELAYS = 10
+"""Images of which the least delayed one stands for a camera's clock."""
 
 
 class CameraSubscription:
@@ -47,6 +50,7 @@ class CameraSubscription:
         self._matched_publishers = 0
         self._started = time.monotonic()
         self._last_arrival: float | None = None
+        self._delays: deque[float] = deque(maxlen=DELAYS)
         self._qos = copy(qos_profile_sensor_data)  # qos_overrides change it
         try:
             self._subscription = node.create_subscription(
@@ -64,7 +68,10 @@ class CameraSubscription:
         number = info.get("publication_sequence_number") or 0
         lost = self._sequence.lost_before(number, max(1, self._matched_publishers)) if number else 0
         self._counters.received(self.camera.name, lost)
-        self._store(QueuedFrame(self.camera.name, message, to_seconds(message.header.stamp), now))
+        stamp = to_seconds(message.header.stamp)
+        if stamp:
+            self._delays.append(now - stamp)
+        self._store(QueuedFrame(self.camera.name, message, stamp, now))
         self._metrics.add("image callback", 1e3 * (time.monotonic() - now))
 
     def _matched(self, info: Any) -> None:
@@ -105,6 +112,14 @@ class CameraSubscription:
     def heard(self) -> bool:
         """Whether an image ever arrived."""
         return self._last_arrival is not None
+
+    @property
+    def delay(self) -> float | None:
+        """Time of arrival minus stamp, seconds: the smallest of the last images; None before the first with a stamp.
+
+        Arrivals are measured by a monotonic clock, so only differences between cameras have a meaning.
+        """
+        return min(self._delays.copy(), default=None)
 
     def why_silent(self) -> str:
         """Describe the topic, its publishers and similar topics. Called from any thread."""

@@ -19,6 +19,8 @@ STALE_FACTOR = 10.0
 
 FOREIGN_CLOCK_MS = 3.6e6
 """Stamps that differ from the node's clock by more than an hour are from another clock."""
+CLOCK_DIFFERENCE = 1.0
+"""Largest difference between the delays of two cameras that is not reported, seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class CameraHealth:
     """Description of an incompatible QoS."""
     last_refusal: str = ""
     """Why a frame was recently rejected."""
+    delay: float | None = None
+    """Time of arrival minus stamp, seconds, from an arbitrary zero; None before the first stamp."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Health:
     fault: str = ""
     """A recent error inside the memory."""
     worker_died: bool = False
+    no_clock: bool = False
+    """use_sim_time is set and no /clock has arrived."""
     model: str = ""
     trained: bool = True
     policy: str = ""
@@ -151,6 +157,11 @@ def _ingest(health: Health, thresholds: DiagnosticsSettings) -> DiagnosticStatus
         worst = max(dropped, key=lambda cause: dropped[cause])
         return _status(health, "ingest", WARN, f"{100 * share:.0f} % of the frames are dropped, mostly because of "
                        f"'{worst}'{_REMEDIES.get(worst, '')}", values)
+    if health.no_clock:
+        return _status(health, "ingest", WARN, "use_sim_time is true and no /clock arrives: frames without a stamp get "
+                       "the time 0. Play the recording with --clock, or set use_sim_time to false", values)
+    if clocks := _two_clocks(health.cameras):
+        return _status(health, "ingest", WARN, clocks, values)
     if age.count and abs(age.newest) > FOREIGN_CLOCK_MS:
         return _status(health, "ingest", WARN, "the stamps are of another clock than this node's; set use_sim_time "
                        "for a replay, or check the camera's clock", values)
@@ -158,6 +169,16 @@ def _ingest(health: Health, thresholds: DiagnosticsSettings) -> DiagnosticStatus
         return _status(health, "ingest", WARN, f"the newest frame was {age.newest / 1e3:.1f} s old when the memory "
                        "took it: the stamps are late or the memory is too slow", values)
     return _status(health, "ingest", OK, f"{metrics.rate('frame'):.1f} frames/s", values)
+
+
+def _two_clocks(cameras: Sequence[CameraHealth]) -> str:
+    """Describe two cameras whose stamps are of different clocks; empty where all agree."""
+    delays = sorted((camera.delay, camera.name) for camera in cameras if camera.delay is not None)
+    if not delays or delays[-1][0] - delays[0][0] <= CLOCK_DIFFERENCE:
+        return ""
+    (least, ahead), (most, behind) = delays[0], delays[-1]
+    return (f"the stamps of camera '{behind}' are {most - least:.1f} s behind those of camera '{ahead}': they are of "
+            "different clocks, or late. Questions with since and until compare stamps. Synchronize the clocks")
 
 
 _REMEDIES = {

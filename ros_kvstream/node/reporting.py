@@ -109,9 +109,13 @@ class Reporter:
             return Health(**common, model=str(self._parameters.value("model")))
         return Health(
             **common, model=session.memory.model_name, trained=session.memory.model.trained, policy=session.policy,
-            worker_died=session.worker.died, memory=session.worker.stats, frames=session.counters.total(),
+            worker_died=session.worker.died, no_clock=self._no_clock(), memory=session.worker.stats, frames=session.counters.total(),
             queue_capacity=session.frames.capacity, questions_waiting=len(session.worker.questions),
             newest=self._newest, cameras=cameras, metrics=self._metrics)
+
+    def _no_clock(self) -> bool:
+        simulated = bool(self._node.get_parameter("use_sim_time").value)
+        return simulated and self._node.get_clock().now().nanoseconds == 0
 
     def _cameras(self, session: Session, thresholds: DiagnosticsSettings) -> list[CameraHealth]:
         healths = []
@@ -125,7 +129,7 @@ class Reporter:
                 why_silent=camera.why_silent() if silence > thresholds.no_image_s else "",
                 dropped_lately=dict(Counter(count.dropped) - Counter(before.dropped)),
                 received_lately=count.received - before.received,
-                incompatible=camera.incompatible(),
+                incompatible=camera.incompatible(), delay=camera.delay,
                 last_refusal=self._recent(self._refusals.get(name))))
         return healths
 

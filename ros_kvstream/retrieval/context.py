@@ -20,6 +20,7 @@ from ros_kvstream.memory.archive.records import ArchivedFrame
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.memory.frame_index import FrameIndex
 from ros_kvstream.memory.positions import TimestampPositions
+from ros_kvstream.memory.stream_clock import StreamClock
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.records import FrameEvidence, Question
@@ -46,6 +47,7 @@ class Stream(Protocol):
     arena: Arena
     frame_index: FrameIndex
     positions: TimestampPositions
+    clock: StreamClock
     archive_retrieval: ArchiveRetrieval | None
 
 
@@ -143,7 +145,7 @@ def within_capacity(
         if frame.frame_id not in present and tokens <= capacity:
             added.append(frame)
             capacity -= tokens
-    return sorted(added, key=lambda frame: (frame.stamp, frame.frame_id))
+    return sorted(added, key=lambda frame: frame.frame_id)
 
 
 def search_queries(stream: Stream, retrieval: ArchiveRetrieval, ids: Sequence[int], start: int) -> dict[int, Tensor]:
@@ -205,7 +207,7 @@ def _append(
         indices = frame.coordinates[:, 0].long() * frame.grid[1] + frame.coordinates[:, 1]
         coordinates.append(grid_coordinates(model, indices, *frame.grid))
     if retrieval.settings.positions == "original":
-        starts = [stream.positions.locate(frame.stamp) for frame in fetched]
+        starts = [stream.positions.locate(stream.clock.past(frame.stamp, frame.camera)) for frame in fetched]
     else:
         starts = _consecutive_starts(stream, fetched, coordinates, shown, start)
     positions = torch.cat(
@@ -224,7 +226,7 @@ def _consecutive_starts(
 ) -> list[int]:
     """First position of each frame's grid, before the oldest visible frame or before the question.
 
-    Frames are as far apart as they were in time, up to LONGEST_PAUSE.
+    Frames are as far apart as they were in time, up to LONGEST_PAUSE, or less where there is no room for it.
     """
     model, oldest, stamp = stream.model, start, fetched[-1].stamp
     if shown:
@@ -233,11 +235,16 @@ def _consecutive_starts(
         if visible.any():
             oldest = int(slots.positions[..., 0][visible].min())
             stamp = min(stream.frame_index[frame].stamp for frame in shown)
+    texts = [[int((part[:, 0] == side).sum()) for side in (TEXT_BEFORE, TEXT_AFTER)] for part in coordinates]
+    spans = [model.layout.span(*frame.grid) + sum(text) for frame, text in zip(fetched, texts, strict=True)]
+    pauses = []
+    for frame, span, later in zip(fetched, spans, [*(frame.stamp for frame in fetched[1:]), stamp], strict=True):
+        pause = min(max(later - frame.stamp, 0.0), LONGEST_PAUSE) * model.tokens_per_second
+        pauses.append(max(0.0, pause - span))
+    room = oldest - stream.positions.start - sum(spans)
+    share = min(1.0, max(0.0, room / max(sum(pauses), 1.0)))
     starts = []
-    for frame, of_frame in zip(reversed(fetched), reversed(coordinates), strict=True):
-        before, after = ((of_frame[:, 0] == side).sum().item() for side in (TEXT_BEFORE, TEXT_AFTER))
-        span = int(model.layout.span(*frame.grid) + before + after)
-        pause = min(max(stamp - frame.stamp, 0.0), LONGEST_PAUSE) * model.tokens_per_second
-        oldest, stamp = oldest - max(span, round(pause)), frame.stamp
-        starts.append(oldest + int(before))
+    for span, pause, (before, _) in zip(reversed(spans), reversed(pauses), reversed(texts), strict=True):
+        oldest -= span + round(share * pause)
+        starts.append(oldest + before)
     return starts[::-1]

@@ -103,7 +103,7 @@ def choose_frames(
     ranked = moments({NOVELTY: Expert(1.0, novelty_scores(archive, allowed))}, 1)
     novel = [frame for frame in ranked if frame.scores[NOVELTY] >= NOVEL] or ranked[:1]
     if not likely:
-        return sorted(first(novel), key=lambda frame: frame.stamp, reverse=order == "last")
+        return sorted(first(novel), key=lambda frame: frame.frame_id, reverse=order == "last")
     if not order:
         return first([*first(likely, (count + 1) // 2), *novel, *likely])
     return first([*named_moments(likely, novel, first(novel), order, gap), *novel])
@@ -136,8 +136,8 @@ def named_moments(
     if among(named, chosen):
         return []
     sign = -1 if order == "before" else 1
-    beside = [frame for frame in novel if sign * (frame.stamp - named.stamp) > gap]
-    return [named, *sorted(beside, key=lambda frame: sign * frame.stamp)[:1]]
+    beside = [f for f in novel if sign * (f.frame_id - named.frame_id) > 0 and not _same_moment(f, named, gap)]
+    return [named, *sorted(beside, key=lambda frame: sign * frame.frame_id)[:1]]
 
 
 def _same_moment(one: RankedFrame, other: RankedFrame, gap: float) -> bool:

@@ -123,6 +123,7 @@ def _parts(ingest: Ingest) -> dict[str, Part]:
     return {
         "arena": ingest.arena,
         "positions": ingest.positions,
+        "clock": ingest.clock,
         "frame_index": ingest.frame_index,
         "frame_sizes": ingest,
     }

@@ -18,7 +18,8 @@ from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
 from ros_kvstream.memory.frame_index import FrameIndex, FrameRecord
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.policies.camera_shares import CameraShares, camera_weights
-from ros_kvstream.memory.positions import TimestampPositions, make_positions
+from ros_kvstream.memory.positions import make_positions
+from ros_kvstream.memory.stream_clock import StreamClock
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
 from ros_kvstream.records import MemoryStats, Observation
 from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
@@ -63,7 +64,7 @@ class Ingest:
 
     def restart(self) -> None:
         """Empty the stream: the prompt is prefilled and pinned, and positions start at its end."""
-        self.positions = self._new_positions(self._reserve)
+        self._restart_positions(self._reserve)
         self.block.clear()
         self._newest_of.clear()
         self.frame_filter.reset()
@@ -92,7 +93,8 @@ class Ingest:
         patches = self.frame_filter.patches(frame, stamp, camera, (rows, columns), resized)
         kept = None if patches is None else torch.from_numpy(patches)
         tokens = rows * columns if kept is None else int(kept.sum())
-        seconds, timings = self.positions.seconds(stamp), (0.0, 0.0, 0.0)
+        stream_time, timings = self.clock.time(stamp, camera), (0.0, 0.0, 0.0)
+        seconds = self.clock.seconds(stream_time)
         waiting = self.block.partner(camera, (rows, columns), stamp)
         if waiting is not None:
             waiting.join(frame, seconds, kept)
@@ -101,7 +103,7 @@ class Ingest:
             if self.block.crowded:
                 self._newest_of.pop(camera, None)  # if the flush fails, the gate must not compare with this frame
                 timings = self.flush()
-            record = self.frame_index.add(stamp, camera, tokens)
+            record = self.frame_index.add(stamp, camera, tokens, self.clock.segment, stream_time)
             waiting = PendingGrid(record.frame_id, camera, (rows, columns), stamp, (frame,), (seconds,), kept)
             self.block.add(waiting)
             self._newest_of[camera] = record.frame_id
@@ -179,14 +181,14 @@ class Ingest:
     def _advance(self, record: FrameRecord, tokens: FrameTokens, before: list[Tensor]) -> int:
         """First position of a frame, after a re-basing of the arena and of its block (``before``) if one is due."""
         span = self.model.frame_span(tokens)
-        if self.positions.due(record.stamp, span):
+        if self.positions.due(record.time, span):
             held = self.arena.slots_by_position(self.positions.newest, before)
-            change = self.positions.rebase(record.stamp, span, held)
+            change = self.positions.rebase(record.time, span, held)
             self.arena.replace_positions(change)
             for positions in before:
                 positions[:, 0] = change(positions[:, 0])
-        start = self.positions.advance(record.stamp, span)
-        self.frame_index.set_prefilled(record.frame_id, self.positions.segment, len(tokens.embeddings))
+        start = self.positions.advance(record.time, span)
+        self.frame_index.set_prefilled(record.frame_id, len(tokens.embeddings))
         return start
 
     def _append(self, embeddings: Tensor, chunk: Chunk, *, frames: bool) -> None:
@@ -247,12 +249,14 @@ class Ingest:
             return self._reserve
         return self._text_slots + self.archive_retrieval.slots_needed(first)
 
-    def _new_positions(self, reserve: int) -> TimestampPositions:
+    def _restart_positions(self, reserve: int) -> None:
         """Positions from the prompt's end on, with as many free behind the frames as text and retrieved frames take."""
         free = reserve if self.model.layout.sequential else self._text_slots
         within = self.model.positions_within(self.settings.memory.position_limit, free)
         self._position_source = within.source
-        return make_positions(len(self.model.prefix_ids), self.model.tokens_per_second, within.limit + free, free)
+        start, limit = len(self.model.prefix_ids), within.limit + free
+        self.positions = make_positions(start, self.model.tokens_per_second, limit, free)
+        self.clock = StreamClock(self.positions.longest_step)
 
     def _adapt_to_frame_size(self, rows: int, columns: int, frame: Frame) -> None:
         """Change the plan for a frame larger than any before, or raise FrameError if it does not fit."""
@@ -274,7 +278,7 @@ class Ingest:
         plan, reserve = self.plan_for_frames(first, largest), self._reserve_for(first)
         if self.largest_frame == 1:
             if self.archive_retrieval is not None:
-                self.positions = self._new_positions(reserve)
+                self._restart_positions(reserve)
                 self.arena.resize(plan)
                 self._reserve = reserve
                 self.archive_retrieval.prepare(first)

@@ -16,8 +16,9 @@ def filled() -> FrameIndex:
     for number in range(6):
         camera = ("front", "rear")[number % 2]
         index.camera_id(camera)
-        frame = index.add(10.0 + number if number < 5 else 1.0, camera, 4)
-        index.set_prefilled(frame.frame_id, segment=int(number == 5), tokens=5)
+        jumped = number == 5
+        frame = index.add(1.0 if jumped else 10.0 + number, camera, 4, segment=int(jumped), time=10.0 + number)
+        index.set_prefilled(frame.frame_id, tokens=5)
     index.extend(4, 14.8)
     return index
 
@@ -52,4 +53,4 @@ def test_an_index_comes_back_from_its_state_and_gives_no_id_twice() -> None:
         index.load_state_dict(state)
         assert [index[frame] for frame in index.matching("", 0.0, 0.0)] == [first[frame] for frame in (2, 4, 5)]
         assert index.cameras == first.cameras == {"front": 0, "rear": 1}
-        assert index.add(20.0, "front", 4).frame_id == next_id
+        assert index.add(20.0, "front", 4, 1, 20.0).frame_id == next_id

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions follow the stamps or the order of arrival, stay in range and come back from a checkpoint."""
+"""Positions follow the stream's time or the order of arrival, stay in range and come back from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,23 +12,44 @@ from hypothesis import strategies as st
 
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.memory.positions import SequentialPositions, TimestampPositions, make_positions
+from ros_kvstream.memory.stream_clock import StreamClock
 
 
-@pytest.mark.parametrize(("positions", "span", "stamps", "expected", "segment"), [
-    (TimestampPositions(5, 2.0, 10_000), 1, (1e9, 1e9 + 0.2, 1e9 + 1, 1e9 + 61.5), [5, 5, 7, 128], 0),
-    (TimestampPositions(0, 10.0, 10_000), 1, (0.0, 5.0, 4.5, 5.1), [0, 50, 45, 51], 0),
-    (TimestampPositions(0, 2.0, 10_000), 1, (100.0, 110.0, 3.0, 4.0), [0, 20, 22, 24], 1),
-    (TimestampPositions(0, 2.0, 1_000), 1, (0.0, 1.7e9), [0, 2], 1),
-    (make_positions(7, 0.0, 1000), 9, (5.0, 5.1, 900.0), [7, 16, 25], 0),
-    (SequentialPositions(0, 1000), 4, (50.0, 3.0), [0, 4], 1),
-], ids=["true time", "a small step back keeps true time", "a jump back opens a segment one second later",
-        "a jump far forward stays in the range", "sequential", "sequential without a gap after a jump back"])
-def test_positions_follow_the_stamps_or_each_other(
-    positions: TimestampPositions | SequentialPositions, span: int, stamps: tuple[float, ...], expected: list[int],
-    segment: int,
-) -> None:  # fmt: skip
-    assert [positions.advance(stamp, span) for stamp in stamps] == expected
-    assert (positions.segment, positions.newest) == (segment, expected[-1] + span - 1)
+@pytest.mark.parametrize(("positions", "span", "times", "expected"), [
+    (TimestampPositions(5, 2.0, 10_000), 1, (1e9, 1e9 + 0.2, 1e9 + 1, 1e9 + 61.5), [5, 5, 7, 128]),
+    (TimestampPositions(0, 10.0, 10_000), 1, (0.0, 5.0, 4.5, 5.1), [0, 50, 45, 51]),
+    (make_positions(7, 0.0, 1000), 9, (5.0, 5.1, 900.0), [7, 16, 25]),
+], ids=["true time", "a small step back keeps true time", "sequential"])
+def test_positions_follow_the_time_or_each_other(
+    positions: TimestampPositions | SequentialPositions, span: int, times: tuple[float, ...], expected: list[int]
+) -> None:
+    assert [positions.advance(time, span) for time in times] == expected
+    assert positions.newest == expected[-1] + span - 1
+
+
+def test_four_frames_a_second_share_two_positions_evenly() -> None:
+    positions = TimestampPositions(0, 2.0, 1000)
+    assert [positions.advance(1e9 + index / 4) for index in range(16)] == [index // 2 for index in range(16)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rate=st.floats(0.5, 60.0), tokens=st.sampled_from([1.0, 2.0, 25.0]), start=st.sampled_from([0.0, 1.7e9]))
+def test_a_regular_stream_is_spread_evenly_over_its_positions(rate: float, tokens: float, start: float) -> None:
+    positions = TimestampPositions(0, tokens, 100_000)
+    found = [positions.advance(start + index / rate) for index in range(200)]
+    counts = [found.count(at) for at in range(found[-1] + 1)]
+    assert max(counts[1:-1], default=0) - min(counts[1:-1], default=0) <= 1
+    assert found[-1] == pytest.approx(199 / rate * tokens, abs=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=40))
+def test_stamps_that_are_a_little_early_or_late_keep_their_positions(jitter: list[float]) -> None:
+    positions = TimestampPositions(0, 2.0, 1000)
+    assert positions.advance(10.0) == 0
+    assert [positions.advance(10.5 + index / 2 + late) for index, late in enumerate(jitter)] == [
+        *range(1, len(jitter) + 1)
+    ]
 
 
 def test_a_range_that_text_fills_is_refused_with_the_remedy() -> None:
@@ -64,12 +85,13 @@ def test_positions_stay_in_range_and_rebasing_keeps_order_and_recent_distances(
 ) -> None:
     limit = 800
     positions = TimestampPositions(start, rate, limit, headroom)
-    held = torch.zeros(0, dtype=torch.int32)
+    clock, held = StreamClock(positions.longest_step), torch.zeros(0, dtype=torch.int32)
     stamp = 0.0
     for gap in gaps:
         stamp += gap
-        held = rebased(positions, held, stamp)
-        held = torch.cat([held, torch.tensor([positions.advance(stamp)], dtype=torch.int32)])
+        time = clock.time(stamp, "front")
+        held = rebased(positions, held, time)
+        held = torch.cat([held, torch.tensor([positions.advance(time)], dtype=torch.int32)])
         assert start <= int(held.min()) and int(held.max()) < limit - headroom
 
 
@@ -89,13 +111,14 @@ def test_clocks_that_jump_a_year_a_frame_an_hour_and_a_thousand_a_second_stay_in
 ) -> None:
     """Stretches of frames, each with its period; the clock jumps from one to the next."""
     positions = make_positions(5, rate, 300, headroom=40)
-    held = torch.zeros(0, dtype=torch.int64)
+    clock, held = StreamClock(positions.longest_step), torch.zeros(0, dtype=torch.int64)
     stamp = 1.7e9
     for period, frames in stretches:
         for _ in range(frames):
             stamp += period
-            held = rebased(positions, held, stamp, span=3)
-            first = positions.advance(stamp, 3)
+            time = clock.time(stamp, "front")
+            held = rebased(positions, held, time, span=3)
+            first = positions.advance(time, 3)
             assert not len(held) or first >= int(held[-3]), "in order of arrival"
             held = torch.cat([held, torch.arange(first, first + 3)])
             assert 5 <= int(held.min()) and int(held.max()) < 260
@@ -167,15 +190,15 @@ def test_positions_come_back_from_their_state_and_go_on_as_if_nothing_had_happen
             due = positions.due(at, 3)
             if due:
                 positions.rebase(at, 3, torch.ones(positions.newest + 1, dtype=torch.int64))
-            found += [positions.seconds(at), due, positions.advance(at, 3)]
+            found += [due, positions.advance(at, 3)]
         return found
 
-    watched(first, [1e9, 1e9 + 20, 1e9 + 45, 7.0, 30.0])
+    watched(first, [1e9, 1e9 + 20, 1e9 + 45, 1e9 + 46])
     watched(second, [3.0])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.rebases == first.rebases and second.newest == first.newest
     assert second.largest_span == first.largest_span
-    later = [30.5, 90.0, 2.0, 1e9]
+    later = [1e9 + 47, 1e9 + 60, 1e9 + 59.5]
     assert watched(second, later) == watched(first, later)
 
 
@@ -185,22 +208,3 @@ def test_a_state_from_a_wider_range_is_drawn_into_this_one() -> None:
     narrow.load_state_dict(json.loads(json.dumps(wide.state_dict())))
     moved = rebased(narrow, held, 4000.5)
     assert len(moved) == len(held) and int(moved.max()) < narrow.limit == 300
-
-
-# -- the stream's time ------------------------------------------------------------------------------------------------
-
-
-def test_seconds_count_from_the_first_frame_and_go_on_behind_a_jump_backward() -> None:
-    positions = TimestampPositions(0, 2.0, 1000)
-    assert [positions.seconds(stamp) for stamp in (100.0, 100.5, 160.25, 160.0)] == [0.0, 0.5, 60.25, 60.0]
-    assert positions.seconds(10.0) == 61.25
-    assert positions.seconds(12.0) == 63.25
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=50))
-def test_seconds_never_fall_by_more_than_jitter(stamps: list[float]) -> None:
-    positions = SequentialPositions(0, 1000)
-    seconds = [positions.seconds(stamp) for stamp in stamps]
-    assert seconds[0] == 0.0
-    assert all(later >= max(seconds[: index + 1]) - 1.0 - 1e-6 for index, later in enumerate(seconds[1:]))

@@ -163,7 +163,7 @@ def test_a_stream_past_the_trained_range_answers_like_a_short_one(family: str, l
     kept = sorted(late.arena.frames_kept())
     probe, early = (stream_of(model, budget, policy="recent") for _ in range(2))
     for memory in (probe, early):
-        memory.positions.seconds(50.0)  # times in text count from the first frame of ``late``
+        memory.ingest.clock.time(50.0, "camera")  # times in text count from the first frame of ``late``
     feed(probe, [pictures[frame] for frame in kept], [late.frame_index[frame].stamp for frame in kept])
     early.positions.newest += late.positions.newest - probe.positions.newest
     feed(early, [pictures[frame] for frame in kept], [late.frame_index[frame].stamp for frame in kept])

@@ -72,6 +72,24 @@ def test_old_frames_and_foreign_stamps_are_told_apart(age: float, level: bytes, 
     assert status.level == level and reason in status.message
 
 
+@pytest.mark.parametrize(("front", "rear", "reason"), [
+    (5.0, 5.9, ""), (5.0, 8.0, "'rear' are 3.0 s behind those of camera 'front'"), (5.0, None, ""),
+    (1.7e9, 5.0, "'front' are 1699999995.0 s behind those of camera 'rear'")])
+def test_two_cameras_of_different_clocks_are_named_with_the_difference(
+    front: float, rear: float | None, reason: str
+) -> None:
+    cameras = [replace(CAMERA, delay=front), replace(CAMERA, name="rear", delay=rear)]
+    status = found(replace(HEALTH, cameras=cameras))["ingest"]
+    assert status.level == (WARN if reason else OK) and reason in status.message
+
+
+def test_a_simulated_clock_that_never_came_is_named_before_foreign_stamps() -> None:
+    metrics = Metrics()
+    metrics.add("age", -1e9)
+    status = found(replace(HEALTH, metrics=metrics, no_clock=True))["ingest"]
+    assert status.level == WARN and "no /clock" in status.message and "another clock" not in status.message
+
+
 def test_an_unconfigured_node_reports_its_state_only() -> None:
     assert set(found(replace(HEALTH, state="unconfigured"))) == {"state"}
 

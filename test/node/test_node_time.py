@@ -82,12 +82,14 @@ def test_before_the_bag_starts_the_node_reports_and_takes_frames_without_stamps(
     assert reports_keep_coming(node)
     stats = bag.show(0.0, 0.0)
     assert stats.frames_seen == 2 and newest(stats) == 0.0 and stats.header.stamp.sec == 0
+    node.until_status("ingest", lambda status: "no /clock" in status.message)
     assert node.ask("what is there ?", max_new_tokens=1).success
 
 
 def test_a_bag_that_starts_late_is_taken_at_its_own_time(node: RunningNode, bag: Bag) -> None:
     stats = bag.show(START, START + 0.5, START + 1.0, clock=True)
     assert newest(stats) == START + 1.0 and stats.frames_remembered == 5
+    node.until_status("ingest", lambda status: "no /clock" not in status.message)
     node.until_stats(lambda now: to_seconds(now.header.stamp) == START + 1.0)
     assert to_seconds(node.ask("what is there ?", max_new_tokens=1).asked_at) == START + 1.0
 

@@ -374,7 +374,7 @@ def test_a_looping_clock_starts_a_new_segment_and_keeps_the_old_frames() -> None
     memory = memory_of(budget_mib=0.5)
     feed(memory, 10)
     memory.observe(frame(50), 0.0)
-    assert memory.positions.segment == 1
+    assert memory.ingest.clock.segment == 1
     assert memory.frame_index.newest().segment == 1  # type: ignore[union-attr]
     assert memory.stats().frames_remembered == 11
     assert memory.ask(QUESTION).asked_at == 0.0
