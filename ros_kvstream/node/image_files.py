@@ -10,8 +10,9 @@ from ros_kvstream.errors import FrameError
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """JPEG markers of a frame header, which contains the size."""
-_EXTENSION = b"\0" + bytes(range(7, 247, 4))
-"""Entropy-coded JPEG data; its first byte completes a 0xFF before it."""
+_CODED = b"\0" + bytes(range(7, 247, 4))
+_EXTENSION = _CODED + b"".join(bytes([0xFF, 0xD0 + number]) + _CODED for number in range(8))
+"""Entropy-coded JPEG data, also behind every restart marker. The first byte completes a 0xFF before it."""
 
 
 def file_size(data: bytes, text: str) -> tuple[int, int]:

@@ -373,7 +373,7 @@ class BagSource:
         :param note: is called with what cannot be read. :raises BagError: where there is no such bag or topic.
         """
         broken: dict[str, list[str]] = {}
-        losses: dict[str, list[str]] = {}  # of each topic, one text per image
+        losses: dict[str, list[str]] = {}
         for stamp, camera, message in self.messages(note):
             try:
                 picture = decode_image(message, losses.setdefault(message.topic, []).append)

@@ -321,7 +321,8 @@ def test_the_automatic_range_leaves_out_a_thousandth_of_outliers() -> None:
 
 
 @pytest.mark.parametrize("value_range", ["0 65535", "auto"])
-@pytest.mark.parametrize("values", [np.full((8, 8), 7000), 30000 + RAMP * 200, RAMP * 65535], ids=["flat", "dim", "full"])
+@pytest.mark.parametrize("values", [np.full((8, 8), 7000), 30000 + RAMP * 200, RAMP * 65535],
+                         ids=["flat", "dim", "full"])
 def test_pictures_that_lose_little_are_not_reported(values: np.ndarray, value_range: str) -> None:
     assert losses(np.rint(values), value_range=value_range)[1] == []
 
