@@ -51,13 +51,13 @@ RECALL = ("colour", "where", "how_many", "room")
 ORDER = ("first", "last", "before", "after")
 KEEP_ALL_FRAMES = 1000
 """Longest stream that is also kept whole, for comparison."""
-ARCHIVE_RATIO, ARCHIVE_RATIOS = 4.0, (1.0, 4.0, 16.0)
+ARCHIVE_RATIO, ARCHIVE_RATIOS = 2.0, (1.0, 2.0, 8.0)
 """Archive bytes as a multiple of the arena's."""
 LOOKUP_FRAMES = 100_000
 PENDING_PICTURES = 4
 """Small archives need their bytes for frames."""
 QUESTION_TOKENS, ANSWER_TOKENS = 16, 5
-ARENA_FRAMES, BLOCK_FRAMES = 24, 8
+ARENA_FRAMES, BLOCK_FRAMES = 20, 8
 NEEDLES = (0.1, 0.5, 0.9)
 """Place of the frame with the object in a static scene, as a share of the stream."""
 
@@ -78,7 +78,7 @@ def make_memory(
     tokens, text = rows * columns, QUESTION_TOKENS + ANSWER_TOKENS
     arena_frames = len(stream.frames) + BLOCK_FRAMES
     if archive_ratio:
-        arena_frames, text = ARENA_FRAMES, text + (retrieval.capacity_tokens or retrieval.top_k * tokens)
+        arena_frames, text = ARENA_FRAMES, text + retrieval.slots(tokens, ArchiveSettings(budget_mib=1.0, **archive))
     budget = max(budget_for_slots(model, arena_frames * tokens, text), 0.01)
     memory = MemorySettings(
         budget_mib=budget, policy="infinipot_v" if archive_ratio else "full", block_frames=BLOCK_FRAMES,
@@ -130,7 +130,10 @@ def measure_length(
     model: VideoLanguageModel, retrieval: RetrievalSettings, frames: int, count: int, questions: int, console: Console,
     archive_ratio: float = ARCHIVE_RATIO, only: Sequence[str] = (),
 ) -> dict[str, list[Line]]:  # fmt: skip
-    """Answers under every retrieval setting, or ``only`` some, on ``count`` held-out streams of one length."""
+    """Answers under every retrieval setting, or ``only`` some, on ``count`` held-out streams of one length.
+
+    "kv" is the fused setting with an archive of keys and values of the same ratio; all others have one of embeddings.
+    """
     ways = {name: way for name, way in ways_of(retrieval).items() if not only or name in only}
     lines: dict[str, list[Line]] = {name: [] for name in ways}
     for number, stream in enumerate(mixed_streams(model, frames, count, questions, HELD_OUT), 1):
@@ -139,6 +142,11 @@ def measure_length(
         answers = ask_each_way(memory, stream, ways)
         stats = memory.stats()
         memory.close()
+        if not only:
+            keys_values = make_memory(model, stream, retrieval, archive_ratio, content="kv")
+            observe_all(keys_values, stream)
+            answers["kv"] = ask_all(keys_values, stream)
+            keys_values.close()
         if not only and frames <= KEEP_ALL_FRAMES:
             whole = make_memory(model, stream, retrieval, 0.0)
             observe_all(whole, stream)
@@ -239,8 +247,8 @@ class LookupArchive:
     """The part of an archive that ranking reads, with random frames at the tiny model's shape."""
 
     def __init__(self, frames: int) -> None:
-        shape = ArchiveShape(4, 2, 32, index_layers=(1, 3), patches=4, embedding=64)
-        self.plan = ArchivePlan(shape, ArchiveSettings(), frames, 1, RowCodec(4, 2, 32, "int4"))
+        shape = ArchiveShape(1, 128, 2, 32, index_layers=(1, 3), patches=4, embedding=64)
+        self.plan = ArchivePlan(shape, ArchiveSettings(), frames, 1, RowCodec(1, 128, "int4"))
         self.table = FrameTable(self.plan)
         self.table.frames["live"] = self.table.frames["embedded"] = True
         self.table.frames["frame_id"] = np.arange(frames)
@@ -288,12 +296,9 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure; progress goes to the console. Returns the object of ``--json``."""
     model = load(options.model)
     retrieval = RetrievalSettings(external=options.external, pending_pictures=PENDING_PICTURES)
-    # Fewer of the very long streams.
-    counts = {frames: max(1, min(options.streams, options.streams * KEEP_ALL_FRAMES // frames))
-              for frames in options.lengths}  # fmt: skip
     lengths = {
-        frames: measure_length(model, retrieval, frames, count, options.questions, console)
-        for frames, count in counts.items()
+        frames: measure_length(model, retrieval, frames, options.streams, options.questions, console)
+        for frames in options.lengths
     }
     every: dict[str, list[Line]] = {}
     for part in lengths.values():
@@ -314,17 +319,30 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         report["by_archive"] = {}
         for ratio in ARCHIVE_RATIOS:
             part = measure_length(
-                model, retrieval, frames, counts[frames], options.questions, console, ratio, only=("fused",)
+                model, retrieval, frames, options.streams, options.questions, console, ratio, only=("fused",)
             )
             report["by_archive"][f"{ratio:g}"] = _figures(part["fused"])
     return report
 
 
-def _figures(lines: Sequence[Line]) -> dict[str, float]:
+def _figures(lines: Sequence[Line]) -> dict[str, Any]:
+    groups = {"recall": [line for line in lines if line["task"] in RECALL],
+              "order": [line for line in lines if line["task"] in ORDER],
+              "now": [line for line in lines if line["kind"] == "now"]}  # fmt: skip
     return {
-        "recall": accuracy(lines, tasks=RECALL), "order": accuracy(lines, tasks=ORDER), "now": accuracy(lines, "now"),
+        **{name: accuracy(group) for name, group in groups.items()},
+        "intervals": {name: wilson(sum(bool(line["correct"]) for line in group), len(group))
+                      for name, group in groups.items()},
         "found": recall(lines), "asked": float(len(lines)),
+        "first_token_ms": float(np.median([line["first_token_ms"] for line in lines])),
     }  # fmt: skip
+
+
+def wilson(right: int, asked: int) -> list[float]:
+    """95 % interval of a share by Wilson's score, which is not empty where all answers are right."""
+    z = 1.96
+    centre, spread = right + z * z / 2, z * (right * (asked - right) / max(asked, 1) + z * z / 4) ** 0.5
+    return [(centre - spread) / (asked + z * z), (centre + spread) / (asked + z * z)]
 
 
 def show(report: dict[str, Any], console: Console) -> None:
@@ -339,10 +357,13 @@ def show(report: dict[str, Any], console: Console) -> None:
     rows = [(f"{frames} frames, {name}", part) for frames, parts in report["by_length"].items()
             for name, part in parts.items()]  # fmt: skip
     rows += [(f"archive x {ratio}, fused", part) for ratio, part in report.get("by_archive", {}).items()]
-    columns = ("recall", "order", "now", "found")
+    columns = ("recall", "order", "now")
     console.print(figures_table(
-        "By length of the stream", ("stream and way", *columns, "asked"),
-        ((label, *(f"{part[key]:.2f}" for key in columns), f"{part['asked']:.0f}") for label, part in rows),
+        "By length of the stream, with 95 % intervals",
+        ("stream and way", *columns, "found", "first token, ms", "asked"),
+        ((label, *(f"{part[key]:.2f} ({part['intervals'][key][0]:.2f} - {part['intervals'][key][1]:.2f})"
+                   for key in columns), f"{part['found']:.2f}", f"{part['first_token_ms']:.0f}", f"{part['asked']:.0f}")
+         for label, part in rows),
     ))  # fmt: skip
     bias = ", ".join(f"{name} {value:.2f}" for name, value in report["bias"].items())
     console.print(f"Temporal bias, mean |rho|: {bias}")

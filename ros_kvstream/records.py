@@ -121,6 +121,10 @@ class MemoryStats:
     """Number of compactions."""
     rebases: int = 0
     """Number of times the positions were re-based."""
+    position_limit: int = 0
+    """Positions of frames stay below this value."""
+    position_source: str = ""
+    """What the limit follows from."""
     questions: int = 0
     """Questions answered."""
     archive_budget_bytes: int = 0

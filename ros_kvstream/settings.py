@@ -36,10 +36,15 @@ class FieldRules:
     change: Change = Change.CONFIGURE
 
     def check(self, name: str, value: Any) -> None:
-        """Raise SettingsError unless the value is one of the choices and inside the inclusive range."""
-        if self.choices:
-            require(value in self.choices, name, value, "one of " + ", ".join(self.choices))
-        if self.low is not None and self.high is not None:
+        """Raise SettingsError unless the value is one of the choices or a number inside the inclusive range."""
+        named = f"one of {', '.join(self.choices)}"
+        if value in self.choices:
+            return
+        if self.low is None or self.high is None:
+            require(not self.choices, name, value, named)
+        elif self.choices and not isinstance(value, (int, float)):
+            require(False, name, value, f"{named}, or a finite number from {self.low:.10g} to {self.high:.10g}")
+        else:
             require_finite(name, value, self.low, self.high)
 
 
@@ -154,9 +159,11 @@ class MemorySettings:
     max_answer_tokens: int = setting(
         128, "Longest answer in tokens; a query for a longer answer is rejected. Slots for it are reserved in the "
         "budget.", 1, 4096)
-    position_limit: int = setting(
-        0, "Positions are re-based before they reach this value, so that a stream may run for days. 0 uses the range "
-        "that the model was trained on; beyond it answers get worse.", 0, 1 << 24)
+    position_limit: int | str = setting(
+        "auto", "Largest number of positions of frames, question and answer together: older moments are drawn together "
+        "before it is reached, so that a stream may run for days. auto, or 0, keeps frames in the range that the model "
+        "reads well: measured (`kvstream benchmark range`), else the length that its family was trained on. A larger "
+        "value keeps true distances longer; beyond the range answers get worse.", 0, 1 << 24, choices=("auto",))
 
     def __post_init__(self) -> None:
         check_fields(self, "memory")
@@ -277,8 +284,13 @@ class ArchiveSettings:
     path: str = setting(
         "memory", "Where the archive is stored: 'memory', or a folder for one preallocated file that survives a "
         "restart.")
+    content: str = setting(
+        "embeddings", "What is stored of a patch. embeddings: the output of the vision tower, which a question "
+        "prefills afresh, so that moments are read as the model learned to read videos. kv: keys and values of all "
+        "layers, which need no prefill but take more bytes, and depend on what the memory held when they were made.",
+        choices=("embeddings", "kv"))
     precision: str = setting(
-        "fp16", "Number format of archived keys and values. Fewer bits hold more frames, each less exactly. Index keys "
+        "fp16", "Number format of what is archived. Fewer bits hold more frames, each less exactly. Index keys "
         "are always float16.", choices=("fp16", "int8", "int4"))
     keep_ratio: float = setting(
         0.5, "Share of the patches that is archived: those that differ most from the previous frames. 1 archives all "
@@ -324,7 +336,7 @@ class RetrievalSettings:
     """How archived frames are ranked and added to a question's context; needs an archive."""
 
     top_k: int = setting(
-        8, "Largest number of archived frames in a question's context. Slots for them are reserved in "
+        12, "Largest number of archived frames in a question's context. Slots for them are reserved in "
         "memory.budget_mib. 0 disables retrieval.", 0, 4096, change=Change.RUNNING)
     newest_frames: int = setting(
         4, "Newest frames that are always in the context, so that questions about the present stay exact.",
@@ -355,7 +367,8 @@ class RetrievalSettings:
         1000, "Deepest rank that counts in the fusion. It limits the work per question, not the archive.",
         1, 1 << 30, change=Change.RUNNING)
     moment_gap_seconds: float = setting(
-        1.0, "Frames of one camera closer together than this time, in seconds, count as one moment.",
+        2.0, "Frames of one camera closer together than this time, in seconds, or next to each other in a slower "
+        "stream, count as one moment.",
         0.0, 1e9, change=Change.RUNNING)
     moment_frames: int = setting(
         2, "Largest number of frames per moment in the context. A smaller value leaves capacity for more moments.",
@@ -385,6 +398,16 @@ class RetrievalSettings:
             and len(set(self.layers)) == len(self.layers),
             "retrieval.layers", self.layers, "distinct layer numbers from 0",
         )
+
+    def slots(self, frame_tokens: int, archive: ArchiveSettings) -> int:
+        """Slots of the arena to reserve for retrieved frames of this many tokens, and for the newest ones afresh."""
+        if not archive.enabled:
+            return 0
+        return self.capacity_tokens or (self.top_k + self.frames_afresh(archive)) * frame_tokens
+
+    def frames_afresh(self, archive: ArchiveSettings) -> int:
+        """Newest frames that a question prefills afresh: those of an archive of embeddings."""
+        return self.newest_frames if archive.content == "embeddings" else 0
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def parameter_page() -> str:
             group = prefix
             lines += ["", f"## `{group}.*`" if group else "## Node and model", "",
                       "| parameter | default | values | change | description |", "|---|---|---|---|---|"]
-        values = ", ".join(f"`{choice}`" for choice in spec.rules.choices) or limits(spec).rstrip(".")
+        values = ", ".join([*(f"`{choice}`" for choice in spec.rules.choices), limits(spec).rstrip(".")]).strip(", ")
         default = json.dumps(spec.to_parameter(spec.default))
         description = spec.rules.description.translate(MARKDOWN_ESCAPES)
         lines.append(f"| `{spec.name}` | `{default}` | {values} | {spec.rules.change.name.lower()} | {description} |")

@@ -81,7 +81,8 @@ other work), float32. `training/` holds all of it:
 {history}
 Streams in training: 1 - 3 frames a second, 3 - 30 and 0.1 - 1 in 15 % each, and a quarter thinned out as behind a
 frame gate with pauses of up to 40 seconds; sensor noise of 0 - 12 grey levels. Temporal positions start anywhere and
-reach {positions}: `max_position_embeddings` says so, and a memory re-bases its positions before that.
+reach {positions}: `max_position_embeddings` says so. It reads frames well over the positions below {read}
+(`kvstream.json`, measured by `kvstream benchmark range`), and a memory re-bases its positions before that.
 
 M-RoPE sections are [12, 2, 2] with theta 1e5: with two by two tokens a frame, rows and columns need few bands, and
 the slowest band of time turns by 3 rad over all trained positions.
@@ -100,7 +101,7 @@ def row(values: list[str]) -> str:
     return " | ".join(values)
 
 
-def write_card(folder: Path, figures: dict[str, Any], parameters: int, positions: int) -> None:
+def write_card(folder: Path, figures: dict[str, Any], parameters: int, positions: int, read: int) -> None:
     """Fill in the card from the figures and from training.json."""
     facts = json.loads((folder / "training.json").read_text())
     kinds = "\n".join(
@@ -110,7 +111,8 @@ def write_card(folder: Path, figures: dict[str, Any], parameters: int, positions
     weak = [kind for kind, entry in figures["kinds"].items() if entry["accuracy"] < 0.95]
     lengths, ages = figures["by_length"], figures["by_age"]
     text = CARD.format(
-        parameters=parameters, positions=f"{positions:,}", kinds=kinds, longest=figures["longest_training_length"],
+        parameters=parameters, positions=f"{positions:,}", read=f"{read:,}", kinds=kinds,
+        longest=figures["longest_training_length"],
         length_heads=row(list(lengths)), length_rule="|".join("---" for _ in lengths),
         lengths=row([f"{value:.3f}" for value in lengths.values()]),
         age_heads=row(list(ages)), age_rule="|".join("---" for _ in ages),
@@ -140,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     (options.folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     model = load_model(ModelSettings(path=str(options.folder), device="cpu"))
     parameters = count_parameters(model.network)  # type: ignore[attr-defined]
-    write_card(options.folder, figures, parameters, model.position_limit)
+    write_card(options.folder, figures, parameters, model.position_limit, model.position_range.limit)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,14 @@ from ros_kvstream.evaluation.processes import (
 )
 from ros_kvstream.patrol.question_plan import PlannedQuestion, left_window, plan_questions, question_moments
 from ros_kvstream.recordings.bags import ONE_CAMERA, BagSource, ImageTopic, find_image_topic, picture_size
-from ros_kvstream.settings import MemorySettings, ModelSettings, RetrievalSettings, require, require_finite
+from ros_kvstream.settings import (
+    ArchiveSettings,
+    MemorySettings,
+    ModelSettings,
+    RetrievalSettings,
+    require,
+    require_finite,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -243,7 +250,8 @@ def choose_budget(model: VideoLanguageModel, settings: DemoSettings, recording: 
     tokens, mib = model.frame_tokens(rows, columns), settings.budget_mib
     if not mib:
         remembered = max(2, min(MAX_REMEMBERED, int(REMEMBERED_SHARE * recording.frames)))
-        retrieved = RetrievalSettings.top_k * tokens if settings.archive_mib != 0 else 0
+        archive = ArchiveSettings(budget_mib=0.0 if settings.archive_mib == 0 else 1.0)
+        retrieved = RetrievalSettings().slots(tokens, archive)
         reserve = len(model.suffix_ids("")) + MAX_QUESTION_TOKENS + recording.answer_tokens + retrieved
         needed = smallest_budget(model.shape, len(model.prefix_ids), reserve, remembered * tokens)
         mib = math.ceil(1000 * needed / MIB) / 1000

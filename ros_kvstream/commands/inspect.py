@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,7 @@ def budget_report(
         "parts": plan.parts,
         "slots": {"prompt": plan.pinned_slots, "frames": plan.frame_slots, "question_and_answer": plan.reserve_slots},
         "frame": {"width": width, "height": height, "rows": rows, "columns": columns, "tokens": tokens},
+        "positions": asdict(model.positions_within(memory.position_limit, plan.reserve_slots)),
         "fps": fps,
         "frames": frames,
         "seconds": frames / fps,
@@ -185,7 +187,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    cache, frame, slots = report["cache"], report["frame"], report["slots"]
+    cache, frame, slots, positions = (report[part] for part in ("cache", "frame", "slots", "positions"))
     untrained = "" if report["trained"] else ", [yellow]no weights: untrained[/]"
     console.print(f"\n[bold]{report['model']}[/]  {report['family']}, {cache['dtype']}{untrained}")
     console.print(f"{cache['layers']} layers x {cache['kv_heads']} KV heads x {cache['head_dim']} dimensions: "
@@ -209,6 +211,7 @@ def show(report: dict[str, Any], console: Console) -> None:
         f"\nA picture of {frame['width']} x {frame['height']} takes {frame['rows']} x {frame['columns']} = "
         f"{frame['tokens']} slots: the memory holds [bold]{report['frames']:,} whole frames[/], "
         f"[bold]{duration(report['seconds'])}[/] at {report['fps']:g} per second.\n"
+        f"Positions of frames stay below {positions['limit']:,} ({positions['source']}). "
         f"When it is full, the policy selects the slots to keep. "
         f"Minimum budget for these settings: {size(report['smallest_budget_bytes'])}."
     )

@@ -243,8 +243,7 @@ def share_budget_mib(cell: Cell, model: VideoLanguageModel, store: FrameStore, e
     grids = {size: model.frame_tokens(*model.grid(*size)) for size in sizes}
     tokens = sum(grids[size] * count for size, count in sizes.items())
     reserve = len(model.suffix_ids("")) + settings.memory.max_question_tokens + settings.memory.max_answer_tokens
-    if settings.archive.enabled:
-        reserve += settings.retrieval.capacity_tokens or settings.retrieval.top_k * max(grids.values(), default=1)
+    reserve += settings.retrieval.slots(max(grids.values(), default=1), settings.archive)
     slots = math.ceil(cell.budget_share * tokens)
     needed = smallest_budget(model.shape, len(model.prefix_ids), reserve, slots)
     return math.ceil(needed * 1024 / MIB) / 1024

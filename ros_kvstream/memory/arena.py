@@ -10,7 +10,7 @@ dtypes follow from the plan alone: a reader compares the plans before it copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -402,21 +402,37 @@ class Arena:
                 column[:, self.pinned : self.pinned + order.shape[1]] = column[:, self._frames][heads, order]
         tiers.set_counts(counts)
 
-    def replace_positions(self, new_t: Callable[[Tensor], Tensor]) -> None:
-        """Give every frame slot a new temporal position and rotate its key there, in float32.
+    def slots_by_position(self, newest: int, pending: Sequence[Tensor] = ()) -> Tensor:
+        """Frame slots of all layers and KV heads at each temporal position from 0 to ``newest``, int64 [newest + 1].
 
-        Packed keys are stored before rotation and need no change.
+        :param pending: (t, h, w) of tokens that are about to be appended, int [tokens, 3] each.
+        """
+        found = torch.zeros(newest + 1, dtype=torch.int64, device=self.device)
+        for table in self.table:
+            found += torch.bincount(table.positions[:, self._frames, 0].flatten(), minlength=newest + 1)
+        for positions in pending:
+            copies = self.plan.shape.layers * self.plan.shape.kv_heads
+            found += copies * torch.bincount(positions[:, 0], minlength=newest + 1).to(self.device)
+        return found.cpu()
+
+    def replace_positions(self, new_t: Callable[[Tensor], Tensor]) -> None:
+        """Give every frame slot a new temporal position; keys whose position changes are rotated there, in float32.
+
+        Each rotation rounds a key once. Packed keys are stored before rotation and need no change.
 
         :param new_t: old t -> new t, elementwise on int32 tensors.
         """
         packed = self._packed_slots
         for index, table in enumerate(self.table):
-            keys = self._keys[index][:, self.pinned : self.frames_end - packed]
             old = table.positions[:, self._frames]
             new = old.clone()
             new[..., 0] = new_t(old[..., 0])
-            raw = self.rotary.unrotate(keys, old[:, packed:], out=self._scratch[:, : keys.shape[1]])
-            keys.copy_(self.rotary.rotate(raw, new[:, packed:], out=raw))
+            for head, moved in enumerate((new != old)[:, packed:, 0]):
+                rows = moved.nonzero()[:, 0]
+                keys = self._keys[index][head, self.pinned : self.frames_end - packed]
+                raw = self._scratch[head, : len(rows)]
+                self.rotary.unrotate(keys[rows], old[head, packed:][rows], out=raw)
+                keys[rows] = self.rotary.rotate(raw, new[head, packed:][rows], out=raw).to(keys.dtype)
             old.copy_(new)
         self._moved()
 

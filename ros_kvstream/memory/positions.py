@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions along the first axis, re-based before they leave the range that the model was trained on.
+"""Positions along the first axis, re-based before they leave the range that the model reads well.
 
 Families whose positions are times use TimestampPositions; families whose positions count tokens or frames use
 SequentialPositions.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ros_kvstream.errors import SettingsError
@@ -21,24 +22,46 @@ SMALLEST_RANGE = 16
 """Fewest temporal positions for frames; with fewer, almost every frame would cause a re-basing."""
 
 
+FILLED, EXACT = 0.95, 0.05
+"""Shares of the range: what a re-basing leaves in use, and the newest part of it, which keeps its distances."""
+
+
 @dataclass(frozen=True)
 class Rebase:
-    """A change of all temporal positions: recent ones are shifted, older ones compressed.
+    """A change of all temporal positions: recent ones are shifted, older ones drawn together."""
 
-    Positions from ``pivot`` on move by ``-shift``; those before it are spread evenly and in order over
-    [start, pivot - shift).
-    """
-
-    start: int
     pivot: int
+    """Positions from here on move by ``-shift``."""
     shift: int
+    old: Tensor
+    """Older positions in use, int64 [n], rising."""
+    new: Tensor
+    """Where they move to, int64 [n], never larger and in the same order."""
 
     def __call__(self, t: Tensor) -> Tensor:
-        """Old t -> new t, elementwise; the order is kept."""
-        older = t.clamp(max=self.pivot) - self.start
-        new_length, length = self.pivot - self.shift - self.start, max(self.pivot - self.start, 1)
-        compressed = self.start + (older.long() * new_length).div(length, rounding_mode="floor")
-        return (t - self.shift).where(t >= self.pivot, compressed.to(t.dtype))
+        """Old t -> new t, elementwise; t is in use or recent."""
+        if not len(self.old):
+            return t - self.shift
+        index = torch.searchsorted(self.old.to(t.device), t.long().clamp(max=self.pivot - 1), right=True) - 1
+        drawn = self.new.to(t.device)[index.clamp_(min=0)].to(t.dtype)
+        return torch.where(t >= self.pivot, t - self.shift, drawn)
+
+
+def draw_together(old: Tensor, slots: Tensor, recent: int, start: int, end: int, total: int) -> Tensor:
+    """The rule for older moments: new positions in [start, end), in order, for those in use.
+
+    Each moment keeps a distance to the next one in proportion to the slots held of it, at most the present one: as the
+    policy thins out a moment with its age, it takes less room. A moment moves only where newer ones need its room, and
+    only away from them, so that its keys are rotated rarely however long the stream.
+
+    :param old: positions in use from ``start`` to below ``recent``, int64 [n], rising; :param slots: slots held at
+        each; :param total: slots of all moments, recent ones included.
+    """
+    gaps = torch.diff(old, append=old.new_tensor([recent])).double()
+    steps = torch.minimum(gaps, slots.double() * ((end - start) / max(1, total)))
+    to_end = steps.flip(0).cumsum(0).flip(0)
+    pushed = (old + to_end).flip(0).cummin(0).values.flip(0).clamp(max=float(end)) - to_end
+    return (pushed + 1e-6).floor().long().clamp(start, end - 1)
 
 
 class TimestampPositions:
@@ -73,6 +96,11 @@ class TimestampPositions:
         self._seconds = 0.0
 
     @property
+    def limit(self) -> int:
+        """First position that no frame takes."""
+        return self.start + self._usable
+
+    @property
     def largest_span(self) -> int:
         """Most positions that one frame may take, so that it fits behind the newest after a re-basing."""
         return self._usable // 2 - 1
@@ -90,22 +118,28 @@ class TimestampPositions:
         self._seconds = max(self._seconds, elapsed)
         return elapsed
 
-    def rebase(self, stamp: float, span: int = 1) -> Rebase | None:
-        """The re-basing that is due before a frame with this stamp, or None; due once every half range.
-
-        Apply it to all positions in use, then call ``advance``.
+    def due(self, stamp: float, span: int = 1) -> bool:
+        """Whether a re-basing is due before a frame with this stamp.
 
         :param span: positions that the frame takes, at most ``largest_span``.
         """
-        if self._next(stamp)[0] + span - 1 < self.start + self._usable:
-            return None
-        middle = self.start + self._usable // 2
-        shift = self.newest - middle
-        exact = middle - (middle - self.start) // 2
+        return self._next(stamp)[0] + span - 1 >= self.limit
+
+    def rebase(self, stamp: float, span: int, slots: Tensor) -> Rebase:
+        """The re-basing that makes room for a frame; apply it to all positions in use, then call ``advance``.
+
+        :param stamp, span: as for ``due``; :param slots: slots held at each position from 0 to ``newest``, int64 [n].
+        """
+        needed = self._next(stamp)[0] + span - 1 - self.newest
+        newest = self.start + min(int(FILLED * self._usable), self._usable - 1 - needed)
+        exact = max(span, int(EXACT * self._usable), round(JITTER_SECONDS * self.tokens_per_second))
+        shift, recent = self.newest - newest, self.newest - min(exact, (newest - self.start) // 2)
+        old = slots[:recent].nonzero()[:, 0]
+        new = draw_together(old, slots[old], recent, self.start, recent - shift, int(slots.sum()))
         self._anchor_position -= shift
-        self.newest = middle
+        self.newest = newest
         self.rebases += 1
-        return Rebase(self.start, exact + shift, shift)
+        return Rebase(recent, shift, old, new)
 
     def advance(self, stamp: float, span: int = 1) -> int:
         """Assign the next frame's ``span`` positions and return the first."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,6 +46,16 @@ class FrameTokens:
     """Number of text tokens after the grid."""
 
 
+@dataclass(frozen=True)
+class PositionRange:
+    """A range of positions for frames."""
+
+    limit: int
+    """First position beyond it."""
+    source: str
+    """What the limit follows from."""
+
+
 class VideoLanguageModel(ABC):
     """A video language model of any family. Not thread-safe; weights are never changed."""
 
@@ -63,11 +73,17 @@ class VideoLanguageModel(ABC):
     tokens_per_second: float = 0.0
     """Positions per second of stream time; 0 where positions are sequential."""
     position_limit: int
-    """First position outside the trained range."""
+    """First position that the network does not have."""
+    trained_positions: int = 0
+    """Positions of the longest sequences that the family was trained on; 0 where that is not known."""
+    position_range: PositionRange
+    """The range in which it reads frames well; ``memory.position_limit: auto`` uses it."""
     patch_side: int = 28
     """Side in pixels of the resized picture's square that one visual token stands for."""
     frames_per_grid: int = 1
     """Maximum number of frames in one grid of patches; 2 where the tower takes two frames at once."""
+    embedding_width: int
+    """Numbers per token in FrameTokens.embeddings."""
     frame_text_tokens: int = 0
     """Maximum number of text tokens around one frame."""
     prefix_ids: tuple[int, ...]
@@ -154,6 +170,16 @@ class VideoLanguageModel(ABC):
 
     # -- positions ------------------------------------------------------------------------------------------------
 
+    def positions_within(self, limit: int | str, reserve: int) -> PositionRange:
+        """The range for frames.
+
+        :param limit: a value of ``memory.position_limit``; "auto" and 0 stand for the model's own range.
+        :param reserve: positions of the longest question and answer behind the frames.
+        """
+        if isinstance(limit, str) or not limit:
+            return replace(self.position_range, limit=min(self.position_range.limit, self.position_limit - reserve))
+        return PositionRange(min(limit, self.position_limit) - reserve, "memory.position_limit")
+
     def frame_span(self, tokens: FrameTokens) -> int:
         """Number of positions along the first axis that a frame takes."""
         return tokens.before + self.layout.span(tokens.rows, tokens.columns) + tokens.after
@@ -193,8 +219,10 @@ class VideoLanguageModel(ABC):
         """Within the context, collect the unrotated queries of each forward, layer -> [heads, tokens, head_dim]."""
 
     @abstractmethod
-    def capture_keys_values(self) -> AbstractContextManager[tuple[dict[int, Tensor], dict[int, Tensor]]]:
-        """Within the context, collect the unrotated keys and the values of each forward in every layer.
+    def capture_keys_values(
+        self, layers: Sequence[int]
+    ) -> AbstractContextManager[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+        """Within the context, collect the unrotated keys and the values of each forward in these layers.
 
         Layer -> [kv_heads, tokens, head_dim], in the native dtype.
         """

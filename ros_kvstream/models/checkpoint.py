@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ros_kvstream.errors import ModelError
+from ros_kvstream.models.base import PositionRange
 from ros_kvstream.models.devices import resolve_attention
 from ros_kvstream.models.families import Family
 from ros_kvstream.models.hub import INDEX_FILE, Report, download, has_weights, require_all_weights
@@ -24,6 +25,8 @@ from ros_kvstream.models.weight_memory import check_memory, skeleton
 from ros_kvstream.settings import ModelSettings
 
 OLD_TEMPLATE_FILE, TOKENIZER_FILE = "chat_template.json", "tokenizer_config.json"
+RANGE_FILE = "kvstream.json"
+"""Beside a checkpoint's config: {"position_limit": N}, as `kvstream benchmark range --write` writes it."""
 
 
 def template_file(folder: Path) -> str:
@@ -134,6 +137,24 @@ class Checkpoint:
             raise
         except Exception as error:  # the libraries raise anything for a file they do not expect
             raise ModelError(f"model = {self.settings.path!r}: {file} cannot be used: {one_line(error)}") from error
+
+    def measured_range(self) -> PositionRange | None:
+        """Read the range that was measured for this checkpoint (RANGE_FILE in its folder); None without one.
+
+        :raises ModelError: when the file is damaged, or names a limit that the model does not have.
+        """
+        file = self.folder / RANGE_FILE
+        if not file.is_file():
+            return None
+        largest = self.network_config.text_config.max_position_embeddings
+        with self._reading(RANGE_FILE):
+            limit = json.loads(file.read_text(encoding="utf-8"))["position_limit"]
+        if type(limit) is not int or not 1 <= limit <= largest:
+            raise ModelError(
+                f"model = {self.settings.path!r}: position_limit = {limit!r} in {RANGE_FILE}: must be a whole number "
+                f"from 1 to {largest}, the model's max_position_embeddings. Correct the file, or remove it."
+            )
+        return PositionRange(limit, f"measured, {RANGE_FILE}")
 
     def _has_weights(self) -> bool:
         with self._reading(INDEX_FILE):

@@ -17,6 +17,7 @@ class LlavaNext(SquareFrames):
     """
 
     family = "llava_next"
+    trained_positions = 4_096  # context in training, llava-vl.github.io/blog/2024-01-30-llava-next
     image_processors = ("CLIPImageProcessorPil", "CLIPImageProcessor")
     media = "image"
     frame_text_tokens = 1

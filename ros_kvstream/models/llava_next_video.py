@@ -12,6 +12,7 @@ class LlavaNextVideo(SquareFrames):
     """LLaVA-NeXT-Video on Vicuna or Yi; the whole stream is one endless video."""
 
     family = "llava_next_video"
+    trained_positions = 4_096  # context of its language model, llava-vl.github.io/blog/2024-04-30-llava-next-video
     image_processors = ("CLIPImageProcessorPil", "CLIPImageProcessor")
 
     def side(self, patches: int) -> int:

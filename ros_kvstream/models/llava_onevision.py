@@ -14,6 +14,7 @@ class LlavaOneVision(SquareFrames):
     """LLaVA-OneVision, dense models; the whole stream is one endless video."""
 
     family = "llava_onevision"
+    trained_positions = 8_748  # 12 images of 729 tokens, the longest in training, arXiv 2408.03326, section 3
     image_processors = ("SiglipImageProcessorPil", "SiglipImageProcessor")
 
     def side(self, patches: int) -> int:

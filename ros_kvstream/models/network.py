@@ -17,7 +17,7 @@ from ros_kvstream.memory.arena import Arena
 from ros_kvstream.memory.budget import CacheShape
 from ros_kvstream.memory.rotary import Rotary
 from ros_kvstream.models.attention import use_arena_attention
-from ros_kvstream.models.base import VideoLanguageModel
+from ros_kvstream.models.base import PositionRange, VideoLanguageModel
 from ros_kvstream.models.checkpoint import Checkpoint, one_line, template_file
 from ros_kvstream.models.packed_weights import sample
 from ros_kvstream.models.transformers_compat import arena_cache, cache_argument
@@ -90,7 +90,12 @@ class NetworkModel(VideoLanguageModel):
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
             dtype=network.dtype,
         )
+        self.embedding_width = text.hidden_size
         self.position_limit = text.max_position_embeddings
+        self.position_range = PositionRange(self.position_limit, "max_position_embeddings, trained length unknown")
+        if self.trained_positions:
+            longest = min(self.trained_positions, self.position_limit)
+            self.position_range = PositionRange(longest, "trained length of the family")
         self.rotary = rotary_of(self.language_model.rotary_emb, self.device)
         self._cache_name = cache_argument(self.language_model)
         use_arena_attention(self.language_model)
@@ -99,8 +104,10 @@ class NetworkModel(VideoLanguageModel):
     def open(cls, checkpoint: Checkpoint) -> NetworkModel:
         """Load a checkpoint of this family."""
         tokenizer, processor = checkpoint.tokenizer(), checkpoint.image_processor(*cls.image_processors)
-        network = checkpoint.network()
-        return cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
+        measured, network = checkpoint.measured_range(), checkpoint.network()
+        model = cls(checkpoint.settings.path, network, tokenizer, processor, trained=checkpoint.trained)
+        model.position_range = measured or model.position_range
+        return model
 
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a piece of the prompt, without special tokens added."""
@@ -142,9 +149,9 @@ class NetworkModel(VideoLanguageModel):
         return embeddings
 
     def weights_checksum(self) -> int:
-        """Checksum of samples of every tensor of the language model, as float32; scales of quantized ones included."""
+        """Checksum of samples of every tensor of the network, as float32; scales of quantized ones included."""
         check = 0
-        for _, tensor in sorted(self.language_model.state_dict().items()):
+        for _, tensor in sorted(self.network.state_dict().items()):
             if isinstance(tensor, Tensor):
                 check = zlib.crc32(sample(tensor).float().cpu().numpy().tobytes(), check)
         return check
@@ -189,9 +196,8 @@ class NetworkModel(VideoLanguageModel):
         return self._capture("q", layers, torch.float32)
 
     @contextmanager
-    def capture_keys_values(self) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
-        """Collect unrotated keys, and values, of the forwards inside the context in all layers."""
-        layers = range(self.shape.layers)
+    def capture_keys_values(self, layers: Sequence[int]) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+        """Collect unrotated keys, and values, of the forwards inside the context in these layers."""
         with self._capture("k", layers, None) as keys, self._capture("v", layers, None) as values:
             yield keys, values
 

@@ -132,6 +132,7 @@ class Qwen25VL(QwenVL):
     """Qwen2.5-VL; the whole stream is one endless video."""
 
     family = "qwen2_5_vl"
+    trained_positions = 32_768  # long-context pre-training, arXiv 2502.13923, section 2.2
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
         super().__init__(name, network, tokenizer, image_processor, trained=trained)

@@ -13,3 +13,4 @@ class Qwen2VL(QwenVL):
     """
 
     family = "qwen2_vl"
+    trained_positions = 16_384  # tokens of the longest videos in training, arXiv 2409.12191, section 2.1

@@ -28,6 +28,7 @@ class Qwen3VL(QwenVL):
     """Qwen3-VL, dense models."""
 
     family = "qwen3_vl"
+    trained_positions = 262_144  # last stage of pre-training, arXiv 2511.21631, section 3
 
     def __init__(self, name: str, network: Any, tokenizer: Any, image_processor: Any, *, trained: bool = True) -> None:
         super().__init__(name, network, tokenizer, image_processor, trained=trained)
@@ -35,6 +36,7 @@ class Qwen3VL(QwenVL):
         axes = interleaved_axes(mrope_sections(embedding))
         self.rotary = rotary_of(embedding, self.device, axes, relative=True)
         self.layout = SequencedGrids()
+        self.embedding_width *= 1 + len(network.config.vision_config.deepstack_visual_indexes)
         self.frame_text_tokens = max(sum(map(len, self.frame_text(t))) for t in (MOST_SECONDS, 1_234_567.8))
 
     def use_prompt(self, before: str, between: str, after: str, *end_tokens: str) -> None:

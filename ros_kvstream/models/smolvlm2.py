@@ -33,6 +33,7 @@ class SmolVLM2(NetworkModel):
     """
 
     family = "smolvlm"
+    trained_positions = 8_192  # context of the smaller sizes, arXiv 2504.05299, section 2; the largest has twice it
     decoder = "text_model"
     image_processors = ("SmolVLMImageProcessorPil", "SmolVLMImageProcessor")
 

@@ -113,6 +113,7 @@ def _memory(health: Health) -> DiagnosticStatus:
         "peak bytes": memory.peak_bytes, "slots": memory.slots, "slots used": memory.slots_used,
         "frames remembered": memory.frames_remembered, "patches kept": memory.patches_kept,
         "patches pruned": memory.patches_pruned, "compactions": memory.compactions, "rebases": memory.rebases,
+        "position limit": f"{memory.position_limit} ({memory.position_source})",
         "archive budget bytes": memory.archive_budget_bytes, "archive bytes": memory.archive_bytes,
         "archive frames": memory.archive_frames, "process bytes": health.process_bytes,
         "GPU bytes": memory.device_bytes,

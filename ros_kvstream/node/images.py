@@ -191,9 +191,9 @@ def _planes(message: Image, name: str, layout: Layout) -> Pixels:
     aligned = {-(-height // rows) * rows for rows in ROW_ALIGNMENTS} - {height}
     padded = [rows for rows in aligned if 0 <= unused(rows) < wide * step]
     if not padded and unused(height) >= wide * (step - width) + max(wide * step, LONGEST_TAIL):
-        raise FrameError(f"{name} image of {width} x {height} pixels has {unused(height)} bytes more than its planes. It fits "
-                         "no padding to 16, 32 or 64 rows: where chroma begins is unknown. Set the camera driver to "
-                         "publish planes without padding, or rgb8.")
+        raise FrameError(f"{name} image of {width} x {height} pixels has {unused(height)} bytes behind its planes. "
+                         "This fits no padding to 16, 32 or 64 rows: where chroma begins is unknown. Set the camera "
+                         "driver to publish planes without padding, or rgb8.")
     if wide == 1 and not padded:
         return np.ndarray((int(height * layout.rows), width), np.uint8, data, strides=(step, 1))
     start = step * (padded[0] if padded else height)

@@ -44,6 +44,8 @@ class ParameterSpec:
     def check(self, value: Any) -> None:
         """Raise SettingsError unless the value has the parameter's type and is inside its limits."""
         accepted = {float: (int, float), list: (list, tuple)}.get(self.kind, (self.kind,))
+        if self.kind is str and self.rules.low is not None:  # a choice or a whole number
+            accepted = (str, int)
         of_type = isinstance(value, accepted) and (self.kind is bool or not isinstance(value, bool))
         quotes = " (in YAML: write it in quotes)" if self.kind is str and isinstance(value, (bool, int, float)) else ""
         require(of_type, self.name, value, f"of type {_TYPE_NAMES[self.kind]}{quotes}")

@@ -21,6 +21,7 @@ from ros_kvstream.memory.archive.plan import MIB, ArchiveShape, plan_archive
 from ros_kvstream.memory.archive.records import ArchiveStatus, FrameToArchive
 from ros_kvstream.memory.frame_index import FrameRecord
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
+from ros_kvstream.retrieval.archive_content import make_content
 from ros_kvstream.retrieval.external import ExternalEncoder, make_encoder
 from ros_kvstream.retrieval.token_indices import token_indices
 from ros_kvstream.settings import ArchiveSettings, RetrievalSettings
@@ -72,6 +73,7 @@ class ArchiveRetrieval:
         self.layers = retrieval.layers or default_layers(model.shape.layers)
         if max(self.layers) >= model.shape.layers:
             raise SettingsError(f"retrieval.layers = {self.layers}: the model has layers 0 to {model.shape.layers - 1}")
+        self.content = make_content(archive.content, model, self.layers)
         largest = archive.frame_patches + model.frame_text_tokens if archive.frame_patches else 0
         plan_archive(self._shape(largest or 1), archive)
         if largest:
@@ -79,14 +81,17 @@ class ArchiveRetrieval:
 
     def _shape(self, patches: int) -> ArchiveShape:
         shape, side = self._model.shape, self.encoder.picture_side if self.encoder else 0
+        afresh = self.settings.frames_afresh(self._archive_settings)
         return ArchiveShape(
-            layers=shape.layers,
+            vectors=self.content.vectors,
+            width=self.content.width,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             index_layers=self.layers,
             patches=patches,
             embedding=self.encoder.size if self.encoder else 0,
             cameras=CAMERAS,
+            newest=afresh + CAMERAS if afresh else 0,
             waiting_bytes=self.settings.pending_pictures * 3 * side * side,
         )
 
@@ -104,8 +109,8 @@ class ArchiveRetrieval:
                 log.warning("archive: %s", error)
 
     def slots_needed(self, frame_tokens: int) -> int:
-        """Slots to plan for retrieved frames of this many visual tokens."""
-        return self.settings.capacity_tokens or self.settings.top_k * frame_tokens
+        """Slots to plan for frames of this many tokens; see :meth:`RetrievalSettings.slots`."""
+        return self.settings.slots(frame_tokens, self._archive_settings)
 
     @property
     def searchable(self) -> Archive | None:
@@ -131,7 +136,7 @@ class ArchiveRetrieval:
     ) -> None:
         """Archive the frames of one prefill.
 
-        :param keys: layer -> un-rotated keys of all their tokens, [kv_heads, tokens, head_dim];
+        :param keys: layer -> un-rotated keys of all their tokens, [kv_heads, tokens, head_dim], in ``content.layers``;
         :param values: layer -> values, the same shape.
         """
         if self.archive is None:
@@ -149,8 +154,8 @@ class ArchiveRetrieval:
                     record.stamp,
                     record.camera,
                     (tokens.rows, tokens.columns),
-                    torch.stack([keys[layer][:, rows] for layer in sorted(keys)]),
-                    torch.stack([values[layer][:, rows] for layer in sorted(values)]),
+                    torch.stack([keys[layer][:, rows] for layer in self.layers]),
+                    self.content.store(tokens.embeddings, *(_rows(part, rows) for part in (keys, values))),
                     stamp_end=record.stamp_end,
                     thumbnail=self._thumbnail(frame),
                     patches=token_indices(self._model, tokens),
@@ -235,3 +240,7 @@ class ArchiveRetrieval:
         self.embed_pending()
         if self.archive is not None:
             self.archive.close()
+
+
+def _rows(layers: Mapping[int, Tensor], rows: slice) -> dict[int, Tensor]:
+    return {layer: tensor[:, rows] for layer, tensor in layers.items()}

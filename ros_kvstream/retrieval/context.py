@@ -30,11 +30,13 @@ from ros_kvstream.retrieval.internal import question_queries
 from ros_kvstream.retrieval.ranking import choose_frames
 from ros_kvstream.retrieval.token_indices import grid_coordinates
 
-LARGE_ARCHIVE = 4
-"""``context: auto`` shows only the newest of the arena's frames if the archive holds this many times as many frames."""
-TRUSTED_SHARE = 0.375
-"""Share of the trained positions over which a model reads its arena well. Measured on the tiny model: answers over
-1,300 of 4,000 seconds were as good as over 100; over 1,700 they were worse than from retrieved frames."""
+LARGE_ARCHIVE, THIN_ARENA = 4, 8
+"""``context: auto`` shows only the newest of the arena's frames where the archive holds many times as many frames as
+fit into the arena: eight times for embeddings; four times for keys and values, beyond the range that the model reads
+well."""
+LONGEST_PAUSE = 3.5
+"""Longest time between two retrieved frames as the model sees it, seconds. Without pauses between moments, the tiny
+model answered .6 of the questions of order on tuning seeds, with pauses of 1 s .9, from 2 s on all of them."""
 
 
 class Stream(Protocol):
@@ -72,8 +74,7 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
         retrieval.embed_pending()
         archive = retrieval.searchable
         if archive is not None:
-            with archive.lock:
-                context = _retrieve(stream, retrieval, archive, question, start, capacity)
+            context = _retrieve(stream, retrieval, archive, question, start, capacity)
             if context.shown or context.evidence or not question.filtered:
                 return context
     frames = tuple(stream.frame_index.matching(question.camera, question.since, question.until))
@@ -90,21 +91,43 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
 def _retrieve(
     stream: Stream, retrieval: ArchiveRetrieval, archive: Archive, question: Question, start: int, capacity: int
 ) -> Context:
-    arena, table = stream.arena, archive.table
-    allowed = filter_slots(table.frames, table.camera_names, question.camera, question.since, question.until)
-    shown = _shown(stream, retrieval, archive, question)
-    queries = search_queries(stream, retrieval, question.ids, start) if retrieval.settings.internal_weight > 0 else {}
-    chosen = choose_frames(archive, retrieval.settings, retrieval.encoder, question.text, queries, allowed)
-    patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
+    """The context of a question with the archive; frames are appended after the archive's lock is given back."""
+    arena, table, settings = stream.arena, archive.table, retrieval.settings
     kept = arena.frames_kept()
-    present = [stream.frame_index[frame.frame_id] for frame in chosen if frame.frame_id in shown]
-    present = [record for record in present if kept.get(record.frame_id, 0.0) >= record.tokens - 1e-6]
-    added = within_capacity(chosen, patches, capacity, {record.frame_id for record in present})
-    fetched = archive.fetch([frame.slot for frame in added])
-    visible = None if len(shown) == len(kept) else arena.visible(list(shown))
-    if fetched:
-        _append(stream, retrieval, fetched, shown, start)
-    return Context(visible, shown, retrieved_evidence(chosen, fetched, present))
+    matching = stream.frame_index.matching(question.camera, question.since, question.until)
+    matching = [frame for frame in matching if frame in kept]
+    queries = search_queries(stream, retrieval, question.ids, start) if settings.internal_weight > 0 else {}
+    with archive.lock:
+        alone = not _newest_only(stream, retrieval, archive)
+        shown = tuple(matching) if alone else _newest(stream.frame_index, matching, settings.newest_frames)
+        newest = [] if alone else _afresh(archive, shown, capacity)
+        held = {frame: min(1.0, kept[frame] / max(stream.frame_index[frame].tokens, 1)) for frame in shown}
+        held |= {frame.frame_id: 1.0 for frame in newest}
+        if alone and shown and retrieval.content.afresh:
+            present, capacity = set(shown), 0
+        else:
+            present, capacity = {f for f, share in held.items() if share > 1 - 1e-6}, capacity - _tokens(newest)
+        allowed = filter_slots(table.frames, table.camera_names, question.camera, question.since, question.until)
+        chosen = choose_frames(archive, settings, retrieval.encoder, question.text, queries, allowed, present)
+        patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
+        added = within_capacity(chosen, patches, capacity, present)
+        fetched = archive.fetch([frame.slot for frame in added])
+    seen = () if newest else shown
+    visible = None if len(seen) == len(kept) else arena.visible(list(seen))
+    if fetched or newest:
+        _append(stream, retrieval, [*fetched, *newest], seen, start)
+    records = {frame: (stream.frame_index[frame], share) for frame, share in held.items() if frame in present}
+    return Context(visible, shown, retrieved_evidence(chosen, fetched, records))
+
+
+def _tokens(frames: Sequence[ArchivedFrame]) -> int:
+    return sum(len(frame.coordinates) for frame in frames)
+
+
+def _afresh(archive: Archive, shown: Sequence[int], capacity: int) -> list[ArchivedFrame]:
+    """The visible frames of the arena, to be prefilled afresh in their place; empty when they stay as they are."""
+    newest = archive.newest_frames(shown)
+    return newest if _tokens(newest) <= capacity and len(newest) == len(shown) else []
 
 
 def within_capacity(
@@ -140,17 +163,19 @@ def search_queries(stream: Stream, retrieval: ArchiveRetrieval, ids: Sequence[in
 # -- frames of the arena ------------------------------------------------------------------------------------------
 
 
-def _shown(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive, question: Question) -> tuple[int, ...]:
-    """The arena's frames that are visible: all that pass the filters, or only the newest of them."""
-    settings, positions, held = retrieval.settings, stream.positions, stream.arena.frames_kept()
-    matching = stream.frame_index.matching(question.camera, question.since, question.until)
-    matching = [frame for frame in matching if frame in held]
-    newest_only = settings.context == "newest"
-    if settings.context == "auto":
-        arena_frames = stream.arena.plan.frame_slots / archive.plan.shape.patches
-        long = positions.newest - positions.start >= TRUSTED_SHARE * stream.model.position_limit
-        newest_only = long and archive.table.count >= LARGE_ARCHIVE * arena_frames
-    return _newest(stream.frame_index, matching, settings.newest_frames) if newest_only else tuple(matching)
+def _newest_only(stream: Stream, retrieval: ArchiveRetrieval, archive: Archive) -> bool:
+    """Whether only the newest of the arena's frames are visible beside the retrieved ones, or else all of the arena.
+
+    Frames that are prefilled afresh do not attend to the arena. A question sees either them or all of the arena, which
+    serves a stream of which it holds a good part.
+    """
+    if retrieval.settings.context != "auto":
+        return retrieval.settings.context == "newest"
+    ratio = archive.table.count * archive.plan.shape.patches / stream.arena.plan.frame_slots
+    if retrieval.content.afresh:
+        return ratio >= THIN_ARENA
+    long = stream.positions.newest - stream.positions.start >= stream.model.position_range.limit
+    return long and ratio >= LARGE_ARCHIVE
 
 
 def _newest(frame_index: FrameIndex, frames: Sequence[int], count: int) -> tuple[int, ...]:
@@ -173,7 +198,7 @@ def _newest(frame_index: FrameIndex, frames: Sequence[int], count: int) -> tuple
 def _append(
     stream: Stream, retrieval: ArchiveRetrieval, fetched: Sequence[ArchivedFrame], shown: Sequence[int], start: int
 ) -> None:
-    """Write retrieved frames behind the arena's slots, their keys rotated to their positions."""
+    """Append retrieved frames behind the arena's slots."""
     arena, model = stream.arena, stream.model
     coordinates = []
     for frame in fetched:
@@ -191,28 +216,28 @@ def _append(
     )
     counts = torch.tensor([len(frame.coordinates) for frame in fetched])
     frames = torch.tensor([frame.frame_id for frame in fetched], dtype=torch.int32).repeat_interleave(counts)
-    arena.begin(Chunk(positions, frames, torch.zeros(len(frames), dtype=torch.int16)), frames=False)
-    for index in range(model.shape.layers):
-        keys = torch.cat([frame.keys[index] for frame in fetched], dim=1).to(arena.device)
-        values = torch.cat([frame.values[index] for frame in fetched], dim=1).to(arena.device)
-        rotated = arena.rotary.rotate(keys, positions.to(arena.device))
-        arena.write(index, rotated.to(model.shape.dtype), values.to(model.shape.dtype))
-    arena.commit()
+    retrieval.content.read(arena, fetched, Chunk(positions, frames, torch.zeros(len(frames), dtype=torch.int16)))
 
 
 def _consecutive_starts(
     stream: Stream, fetched: Sequence[ArchivedFrame], coordinates: Sequence[Tensor], shown: Sequence[int], start: int
 ) -> list[int]:
-    """First position of each frame's grid: without gaps before the oldest visible frame, or before the question."""
-    oldest = start
+    """First position of each frame's grid, before the oldest visible frame or before the question.
+
+    Frames are as far apart as they were in time, up to LONGEST_PAUSE.
+    """
+    model, oldest, stamp = stream.model, start, fetched[-1].stamp
     if shown:
         slots = stream.arena.frame_slots(0)
         visible = torch.isin(slots.frames, torch.tensor(shown, dtype=torch.int32, device=slots.frames.device))
         if visible.any():
             oldest = int(slots.positions[..., 0][visible].min())
+            stamp = min(stream.frame_index[frame].stamp for frame in shown)
     starts = []
     for frame, of_frame in zip(reversed(fetched), reversed(coordinates), strict=True):
         before, after = ((of_frame[:, 0] == side).sum().item() for side in (TEXT_BEFORE, TEXT_AFTER))
-        oldest -= int(stream.model.layout.span(*frame.grid) + before + after)
+        span = int(model.layout.span(*frame.grid) + before + after)
+        pause = min(max(stamp - frame.stamp, 0.0), LONGEST_PAUSE) * model.tokens_per_second
+        oldest, stamp = oldest - max(span, round(pause)), frame.stamp
         starts.append(oldest + int(before))
     return starts[::-1]

@@ -43,13 +43,16 @@ def attention_mass(arena: Arena, queries: Mapping[int, Tensor], position: Tensor
 
 
 def retrieved_evidence(
-    chosen: Sequence[RankedFrame], fetched: Sequence[ArchivedFrame], present: Sequence[FrameRecord]
+    chosen: Sequence[RankedFrame],
+    fetched: Sequence[ArchivedFrame],
+    present: Mapping[int, tuple[FrameRecord, float]],
 ) -> tuple[FrameEvidence, ...]:
     """Those of the chosen frames that are in the context, best first.
 
-    :param fetched: frames brought back from the archive; :param present: frames that the arena holds completely.
+    :param fetched: frames brought back from the archive; :param present: frames that are in the context anyway, by id,
+        each with the share of it that is.
     """
-    found: dict[int, tuple[ArchivedFrame | FrameRecord, float]] = {frame.frame_id: (frame, 1.0) for frame in present}
+    found: dict[int, tuple[ArchivedFrame | FrameRecord, float]] = {**present}
     for frame in fetched:
         found[frame.frame_id] = frame, min(1.0, len(frame.coordinates) / (frame.grid[0] * frame.grid[1]))
     evidence = []

@@ -8,7 +8,7 @@ the experts only find frames that look like the question.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ from ros_kvstream.settings import RetrievalSettings
 
 NOVELTY = "novelty"
 """Name, in the evidence, of the ranking behind questions of order."""
+NOVEL = 1.0
+"""Least novelty of a moment, standard deviations above the mean of the stream."""
+POOL = 2
+"""Novel moments that are considered, as a multiple of ``top_k``."""
 ORDER_WORDS = {
     "first": "first", "earliest": "first", "begin": "first", "beginning": "first", "start": "first",
     "last": "last", "latest": "last", "recently": "last", "finally": "last",
@@ -69,48 +73,84 @@ def choose_frames(
     question: str,
     queries: Mapping[int, Tensor],
     allowed: NDArray[np.bool_],
+    present: Collection[int] = (),
 ) -> list[RankedFrame]:
-    """The frames to bring back, best first, at most ``top_k``.
+    """The frames to bring back, best first, at most ``top_k`` beside those that are present.
 
-    :param queries: as in :func:`expert_scores`; :param allowed: archive slots that pass the filters, [slots].
+    Half of them are the moments that are most like the question, one frame of each; the others are the most novel
+    moments, so that the context spans the stream. Questions of order need all of them: novel moments alone, and the
+    moment that the question names.
+
+    :param queries: as in :func:`expert_scores`; :param allowed: archive slots that pass the filters, [slots];
+    :param present: ids of frames that are in the context anyway.
     """
+    count, diversity = settings.top_k, settings.temporal_diversity
+    gap = max(settings.moment_gap_seconds, 1.2 * frame_interval(archive.table.frames[allowed]))
 
-    def fused(experts: Mapping[str, Expert]) -> Iterator[RankedFrame]:
-        return fuse(experts, allowed, archive.table.frames, k=settings.rrf_k, depth=settings.rank_depth)
+    def moments(experts: Mapping[str, Expert], frames: int) -> list[RankedFrame]:
+        ranked = fuse(experts, allowed, archive.table.frames, k=settings.rrf_k, depth=settings.rank_depth)
+        return choose_moments(ranked, POOL * count, gap_seconds=gap, moment_frames=frames)
 
-    gap, diversity = settings.moment_gap_seconds, settings.temporal_diversity
+    def first(ranked: Iterable[RankedFrame], number: int = count) -> list[RankedFrame]:
+        return _first(ranked, number, gap, present)
+
     order = question_order(question) if diversity == "auto" else ""
-    if diversity != "always" and not order:
-        ranked = fused(expert_scores(archive, settings, encoder, question, queries))
-        return choose_moments(ranked, settings.top_k, gap_seconds=gap, moment_frames=settings.moment_frames)
-    anchor = None
-    if order in ("before", "after"):
-        anchor = next(fused(expert_scores(archive, settings, encoder, question, queries)), None)
-    novel = fused({NOVELTY: Expert(1.0, novelty_scores(archive, allowed))})
-    moments = choose_moments(novel, settings.top_k, gap_seconds=gap, moment_frames=1)
-    return diverse_moments(moments, order, settings.top_k, anchor)
+    likely: list[RankedFrame] = []
+    if diversity != "always" and order not in ("first", "last"):
+        likely = moments(expert_scores(archive, settings, encoder, question, queries), settings.moment_frames)
+    if diversity == "never":
+        return likely[:count]
+    ranked = moments({NOVELTY: Expert(1.0, novelty_scores(archive, allowed))}, 1)
+    novel = [frame for frame in ranked if frame.scores[NOVELTY] >= NOVEL] or ranked[:1]
+    if not likely:
+        return sorted(first(novel), key=lambda frame: frame.stamp, reverse=order == "last")
+    if not order:
+        return first([*first(likely, (count + 1) // 2), *novel, *likely])
+    return first([*named_moments(likely, novel, first(novel), order, gap), *novel])
 
 
-def diverse_moments(
-    moments: Sequence[RankedFrame], order: str, count: int, anchor: RankedFrame | None = None
-) -> list[RankedFrame]:
-    """At most ``count`` moments for a question of order, best first.
+def frame_interval(frames: NDArray[np.void]) -> float:
+    """Seconds between neighbouring frames of a camera where the stream is dense (first quartile); 0 if not known.
 
-    :param moments: one frame per distinct moment, best first; :param order: from :func:`question_order`, '' for
-        moments spread evenly over time; :param anchor: the moment that the question names, for before and after.
+    :param frames: live entries of the archive's table.
     """
-    by_time = sorted(moments, key=lambda frame: (frame.stamp, frame.frame_id))
-    if order == "first":
-        return by_time[:count]
-    if order == "last":
-        return by_time[::-1][:count]
-    if order in ("before", "after") and anchor is not None:
-        before = [frame for frame in by_time if frame.stamp < anchor.stamp]
-        after = [frame for frame in by_time if frame.stamp > anchor.stamp]
-        near = before[::-1] if order == "before" else after
-        far = after if order == "before" else before[::-1]
-        return [anchor, *near[: max(count - 2, 1)], *far[:1]][:count]
-    if len(by_time) <= count:
-        return by_time
-    step = (len(by_time) - 1) / max(count - 1, 1)
-    return [by_time[round(index * step)] for index in range(count)]
+    order = np.argsort(frames["frame_id"])
+    steps = np.diff(frames["stamp"][order]) / np.maximum(np.diff(frames["frame_id"][order]), 1)
+    steps = steps[steps > 0]
+    return float(np.quantile(steps, 0.25)) * len(np.unique(frames["camera"])) if steps.size else 0.0
+
+
+def named_moments(
+    likely: Sequence[RankedFrame], novel: Sequence[RankedFrame], chosen: Sequence[RankedFrame], order: str, gap: float
+) -> list[RankedFrame]:
+    """The moment that a question of order names, and the novel one before or after it; empty if it is chosen already.
+
+    :param likely: moments like the question, best first; the first that is also novel is the one named.
+    :param novel: novel moments; :param order: before | after; :param gap: moments closer than this are one, seconds.
+    """
+
+    def among(frame: RankedFrame, others: Sequence[RankedFrame]) -> bool:
+        return any(_same_moment(frame, other, gap) for other in others)
+
+    named = next((frame for frame in likely if among(frame, novel)), likely[0])
+    if among(named, chosen):
+        return []
+    sign = -1 if order == "before" else 1
+    beside = [frame for frame in novel if sign * (frame.stamp - named.stamp) > gap]
+    return [named, *sorted(beside, key=lambda frame: sign * frame.stamp)[:1]]
+
+
+def _same_moment(one: RankedFrame, other: RankedFrame, gap: float) -> bool:
+    return one.camera == other.camera and abs(one.stamp - other.stamp) <= gap
+
+
+def _first(ranked: Iterable[RankedFrame], count: int, gap: float, present: Collection[int]) -> list[RankedFrame]:
+    """The first frame of each moment, ``count`` beside those that are present."""
+    chosen: list[RankedFrame] = []
+    for frame in ranked:
+        if not any(_same_moment(frame, other, gap) for other in chosen):
+            chosen.append(frame)
+            count -= frame.frame_id not in present
+        if not count:
+            break
+    return chosen

@@ -28,7 +28,7 @@ from ros_kvstream.retrieval.archive_retrieval import model_fingerprint
 from ros_kvstream.stream.ingest import Ingest
 
 FORMAT = "ros_kvstream memory"
-VERSION = 3
+VERSION = 4
 """Version of the format; files of any other version are refused."""
 PIECE_BYTES = 1 << 24
 """Tensors are read in pieces of about this size, so that no second copy of the memory is made."""

@@ -148,7 +148,8 @@ class Ingest:
             seen = time.perf_counter()
             self.make_room(sum(len(tokens.embeddings) for tokens in encoded))
             ready = time.perf_counter()
-            with self.model.capture_keys_values() if archive else nullcontext(({}, {})) as (keys, values):
+            capture = self.model.capture_keys_values(archive.content.layers) if archive else nullcontext(({}, {}))
+            with capture as (keys, values):
                 self._prefill(encoded, records)
             done = time.perf_counter()
             if archive is not None:
@@ -181,8 +182,9 @@ class Ingest:
     def _advance(self, record: FrameRecord, tokens: FrameTokens, before: list[Tensor]) -> int:
         """First position of a frame, after a re-basing of the arena and of its block (``before``) if one is due."""
         span = self.model.frame_span(tokens)
-        change = self.positions.rebase(record.stamp, span)
-        if change is not None:
+        if self.positions.due(record.stamp, span):
+            held = self.arena.slots_by_position(self.positions.newest, before)
+            change = self.positions.rebase(record.stamp, span, held)
             self.arena.replace_positions(change)
             for positions in before:
                 positions[:, 0] = change(positions[:, 0])
@@ -250,9 +252,10 @@ class Ingest:
 
     def _new_positions(self, reserve: int) -> TimestampPositions:
         """Positions from the prompt's end on, with as many free behind the frames as text and retrieved frames take."""
-        limit = min(self.settings.memory.position_limit or self.model.position_limit, self.model.position_limit)
         free = reserve if self.model.layout.sequential else self._text_slots
-        return make_positions(len(self.model.prefix_ids), self.model.tokens_per_second, limit, free)
+        within = self.model.positions_within(self.settings.memory.position_limit, free)
+        self._position_source = within.source
+        return make_positions(len(self.model.prefix_ids), self.model.tokens_per_second, within.limit + free, free)
 
     def _adapt_to_frame_size(self, rows: int, columns: int, frame: Frame) -> None:
         """Change the plan for a frame larger than any before, or raise FrameError if it does not fit."""
@@ -321,6 +324,8 @@ class Ingest:
             newest_stamp=self.frame_index.newest_stamp(),
             compactions=arena.compactions,
             rebases=self.positions.rebases,
+            position_limit=self.positions.limit,
+            position_source=self._position_source,
             questions=counters["questions"],
             archive_budget_bytes=archive.budget_bytes,
             archive_bytes=archive.used_bytes,

@@ -31,7 +31,7 @@ from benchmarks.accuracy import (
 )
 from benchmarks.model import default_plan, full_cache, summarise
 from benchmarks.policies import Trial, run_trials
-from benchmarks.retrieval import by_age, measure_bias, recall, spearman, static_scene
+from benchmarks.retrieval import by_age, measure_bias, recall, spearman, static_scene, wilson
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
@@ -196,6 +196,11 @@ def test_spearman_is_that_of_the_textbook() -> None:
     assert spearman(np.array([3.0, 2.0, 1.0])) == pytest.approx(-1.0)
     assert spearman(np.array([1.0, 1.0, 1.0])) == 0.0
     assert spearman(np.array([1.0, 3.0, 2.0, 3.0])) == pytest.approx(0.6324555)
+
+
+def test_wilsons_interval_is_that_of_the_textbook() -> None:
+    assert wilson(9, 9) == pytest.approx([0.7008, 1.0], abs=1e-3)
+    assert wilson(50, 100) == pytest.approx([0.4038, 0.5962], abs=1e-3)
 
 
 def test_a_static_scene_differs_only_in_noise_and_in_its_needle() -> None:

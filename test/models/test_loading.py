@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from support.model_folders import folder_without_weights, save_random_model
+from support.tiny_families import TINY
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from ros_kvstream.errors import ModelError
 from ros_kvstream.models import quantization
-from ros_kvstream.models.loading import describe_model, load_model
+from ros_kvstream.models.base import PositionRange
+from ros_kvstream.models.loading import TINY_FOLDER, describe_model, load_model
 from ros_kvstream.settings import MemorySettings, ModelSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -62,6 +64,43 @@ def test_equal_seeds_make_equal_weights_where_a_folder_has_none(tmp_path: Path) 
     weights = [load_model(settings_of(folder), seed).network.lm_head.weight for seed in (3, 3, 4)]  # type: ignore[attr-defined]
     assert not load_model(settings_of(folder)).trained and not describe_model(settings_of(folder)).trained
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_the_range_of_positions_is_the_measured_one_else_the_familys_else_all_of_them(
+    saved: Path, tmp_path: Path
+) -> None:
+    limit = json.loads((TINY_FOLDER / "kvstream.json").read_text())["position_limit"]
+    own = describe_model(ModelSettings())
+    assert own.position_range.limit == limit < own.position_limit and "measured" in own.position_range.source
+    family = load_model(settings_of(saved))
+    assert family.position_range == PositionRange(min(32_768, family.position_limit), "trained length of the family")
+    assert own.positions_within("auto", 40) == own.positions_within(0, 40) == own.position_range
+    assert own.positions_within("auto", 8000).limit == own.position_limit - 8000
+    assert own.positions_within(300, 40) == PositionRange(260, "memory.position_limit")
+    assert own.positions_within(10**6, 40).limit == own.position_limit - 40
+    memory = VideoMemory(StreamSettings(memory=MemorySettings(budget_mib=2.0)))
+    assert (memory.stats().position_limit, memory.stats().position_source) == (limit, own.position_range.source)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_every_family_states_the_length_that_it_was_trained_on(family: str) -> None:
+    model = TINY[family](layers=1, limit=10**6)
+    assert model.position_range == PositionRange(model.trained_positions, "trained length of the family")
+    type(model).trained_positions, stated = 0, model.trained_positions
+    try:
+        unknown = TINY[family](layers=1, limit=10**6).position_range
+    finally:
+        type(model).trained_positions = stated
+    assert unknown.limit == 10**6 and unknown.source.startswith("max_position_embeddings")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"position_limit": 0}', '{"position_limit": 1e3}',
+                                  '{"position_limit": true}', '{"position_limit": 99999999}'])  # fmt: skip
+def test_a_damaged_range_is_refused_with_the_file_and_the_remedy(tmp_path: Path, text: str) -> None:
+    folder = folder_without_weights(tmp_path)
+    (folder / "kvstream.json").write_text(text)
+    with pytest.raises(ModelError, match=r"kvstream.json( cannot be used|: must be .*Correct the file)"):
+        describe_model(settings_of(folder))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(

@@ -278,7 +278,7 @@ def test_1088_rows_of_luma_for_1080_are_found(encoding: str) -> None:
 def test_planes_whose_beginning_is_unknown_are_refused(encoding: str, rows: int) -> None:
     image = Image(height=1080, width=640, encoding=encoding, step=640)
     image.data.frombytes(bytes(640 * rows))
-    with pytest.raises(FrameError, match="bytes more than its planes.*where chroma begins is unknown. Set the camera"):
+    with pytest.raises(FrameError, match="bytes behind its planes.*where chroma begins is unknown. Set the camera"):
         image_to_rgb(image)
 
 

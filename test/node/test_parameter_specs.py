@@ -93,6 +93,16 @@ def test_a_value_of_another_type_is_refused_with_the_type(name: str, value: Any,
         SPECS[name].check(value)
 
 
+def test_the_position_limit_is_auto_or_a_whole_number() -> None:
+    for value in ("auto", 0, 1000):
+        SPECS["memory.position_limit"].check(value)
+        settings = to_stream_settings(defaults() | {"memory.position_limit": value}, {})
+        assert settings.memory.position_limit == value == to_parameters(settings)["memory.position_limit"]
+    for value in (1000.5, "far", True):
+        with pytest.raises(SettingsError, match="memory.position_limit"):
+            SPECS["memory.position_limit"].check(value)
+
+
 def test_an_integer_is_accepted_where_a_number_is_expected() -> None:
     SPECS["memory.budget_mib"].check(64)
     number = SPECS["memory.budget_mib"].normalized(64)

@@ -14,6 +14,7 @@ from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import QuestionError
 from ros_kvstream.memory.archive import file as archive_file
+from ros_kvstream.models.base import PositionRange
 from ros_kvstream.retrieval import context
 from ros_kvstream.retrieval.context import Context, build_context
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
@@ -24,9 +25,13 @@ QUESTION = "what colour was the cone ?"
 
 
 def memory_of(
-    retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56, **archive: object
-) -> VideoMemory:
-    memory = MemorySettings(budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4)
+    retrieval: RetrievalSettings | None = None, archive_mib: float = 0.3, pixels: int = 56 * 56,
+    position_limit: int = 0, **archive: object,
+) -> VideoMemory:  # fmt: skip
+    memory = MemorySettings(
+        budget_mib=0.15, policy="sliding_window", max_question_tokens=16, max_answer_tokens=4,
+        position_limit=position_limit,
+    )  # fmt: skip
     newest = RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity="never", context="newest")
     settings = StreamSettings(
         memory=memory,
@@ -106,7 +111,10 @@ def test_a_disk_error_in_the_middle_of_a_search_waits_until_it_is_done(tmp_path,
 
 
 def test_evidence_holds_stamp_camera_ranks_scores_and_the_fused_score():
-    memory = memory_of(RetrievalSettings(top_k=3, newest_frames=2, external="tiny", pending_pictures=2))
+    retrieval = RetrievalSettings(
+        top_k=3, newest_frames=2, external="tiny", pending_pictures=2, temporal_diversity="never", context="newest"
+    )
+    memory = memory_of(retrieval)
     feed(memory, 60, ("front", "rear"))
     evidence = memory.ask(QUESTION).evidence
     retrieved = [frame for frame in evidence if frame.ranks]
@@ -121,7 +129,7 @@ def test_evidence_holds_stamp_camera_ranks_scores_and_the_fused_score():
 
 
 def test_frames_that_left_the_arena_are_brought_back_as_they_were():
-    memory = memory_of(keep_ratio=1.0)
+    memory = memory_of(keep_ratio=1.0, content="kv")
     feed(memory, 90)
     held = set(memory.arena.frames_kept())
     mark = memory.arena.mark()
@@ -134,24 +142,27 @@ def test_frames_that_left_the_arena_are_brought_back_as_they_were():
     assert times.tolist() == sorted(times.tolist())
     newest = memory.arena.frame_slots(0)
     shown = torch.isin(newest.frames, torch.tensor(context.shown, dtype=torch.int32))
-    assert int(times.max()) == int(newest.positions[..., 0][shown].min()) - 1
+    later = int(newest.positions[..., 0][shown].min())
+    assert later - 7 <= int(times.max()) < later, "seconds apart, up to a limit"
     for found in back:
         rows = layer.frames[0, appended] == found.frame_id
         slot = memory.archive_retrieval.archive.table.slot_of(found.frame_id)
         archived = memory.archive_retrieval.archive.fetch([slot])[0]
         raw = memory.arena.rotary.unrotate(keys[:, appended][:, rows], layer.positions[:, appended][:, rows])
-        torch.testing.assert_close(raw, archived.keys[1], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(values[:, appended][:, rows], archived.values[1])
+        stored = archived.content.view(len(archived.content), 2, 2, 2, -1)  # [patches, keys | values, layer, head, dim]
+        torch.testing.assert_close(raw, stored[:, 0, 1].transpose(0, 1), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(values[:, appended][:, rows], stored[:, 1, 1].transpose(0, 1))
     memory.arena.roll_back(mark)
 
 
-def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_its_original_position():
+@pytest.mark.parametrize("content", ["embeddings", "kv"])
+def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_its_original_position(content):
     plain = memory_of()
     feed(plain, 6)
     retrieval = RetrievalSettings(
-        top_k=8, newest_frames=0, positions="original", moment_frames=8, context="newest"
+        top_k=8, newest_frames=0, positions="original", moment_frames=8, context="newest", temporal_diversity="never"
     )
-    shown = memory_of(retrieval, keep_ratio=1.0)
+    shown = memory_of(retrieval, keep_ratio=1.0, content=content)
     feed(shown, 6)
 
     def logits(memory: VideoMemory, visible: list[torch.Tensor] | None) -> torch.Tensor:
@@ -165,19 +176,19 @@ def test_a_frame_still_in_the_arena_gives_the_same_logits_from_the_archive_at_it
 
 def test_keys_are_archived_as_they_were_before_rotation():
     """In the first layer they depend on the picture alone: the same bits whenever it is seen."""
-    keys = []
+    keys: list[torch.Tensor] = []
     for stamp in (0.0, 700.0):
-        memory = memory_of(keep_ratio=1.0, precision="fp16")
+        memory = memory_of(keep_ratio=1.0, precision="fp16", content="kv")
         memory.observe(frame(1), 0.0)
         memory.observe(frame(0), 0.5 + stamp)
         archive = memory.archive_retrieval.archive
-        keys.append(archive.fetch([archive.table.slot_of(1)])[0].keys[0])
-    assert keys[0].shape[1] > 0 and torch.equal(*keys)
+        keys.append(archive.fetch([archive.table.slot_of(1)])[0].content[:, :2])
+    assert len(keys[0]) and torch.equal(*keys)
 
 
 def test_nothing_is_captured_without_an_archive(monkeypatch):
     memory = VideoMemory(replace(memory_of().settings, archive=ArchiveSettings()), memory_of().model)
-    monkeypatch.setattr(memory.model, "capture_keys_values", lambda: 1 / 0)
+    monkeypatch.setattr(memory.model, "capture_keys_values", lambda layers: 1 / 0)
     feed(memory, 2)
     assert memory.stats().frames_kept == 2
 
@@ -223,13 +234,62 @@ def test_the_newest_frames_are_always_visible_and_retrieved_ones_keep_to_their_c
 
 @pytest.mark.parametrize(("count", "period", "newest_only"), [(20, 0.5, False), (200, 0.5, False), (20, 80.0, False),
                                                                (200, 2.0, True), (200, 8.0, True)])  # fmt: skip
-def test_only_a_large_archive_of_a_long_stream_stands_alone(count, period, newest_only):
-    memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0)
+def test_only_a_large_archive_of_a_stream_beyond_the_range_stands_alone(count, period, newest_only):
+    newest = RetrievalSettings(top_k=2, newest_frames=2)
+    memory = memory_of(newest, archive_mib=1.0, position_limit=2048, content="kv")
+    memory.model.position_range = PositionRange(700, "test")
     feed(memory, count, period=period)
     large = memory.archive_retrieval.archive.table.count >= 4 * memory.arena.plan.frame_slots / 4
     assert (large, memory.positions.rebases > 0) == (count == 200, period > 2)
     shown = build(memory)[0].shown
     assert shown == ((count - 2, count - 1) if newest_only else tuple(sorted(memory.arena.frames_kept())))
+
+
+@pytest.mark.parametrize(("count", "period", "newest_only"), [(20, 0.5, False), (20, 80.0, False), (400, 0.5, True)])
+def test_moments_afresh_replace_an_arena_that_holds_little_of_the_archive(count, period, newest_only):
+    memory = memory_of(RetrievalSettings(top_k=2, newest_frames=2), archive_mib=1.0)
+    feed(memory, count, period=period)
+    mark = memory.arena.mark()
+    context, _ = build(memory)
+    assert context.shown == ((count - 2, count - 1) if newest_only else tuple(sorted(memory.arena.frames_kept())))
+    assert (memory.arena.used > mark.used) == newest_only
+    retrieved = {found.frame_id for found in context.evidence}
+    assert retrieved and (newest_only or retrieved <= set(context.shown)), "only what the question sees"
+
+
+def test_newest_frames_are_prefilled_afresh_behind_the_moments_and_the_arena_is_hidden():
+    memory = memory_of(keep_ratio=1.0)
+    feed(memory, 90)
+    mark = memory.arena.mark()
+    context, start = build(memory)
+    appended = slice(mark.used, memory.arena.used)
+    frames, times = memory.arena.table[0].frames[0, appended], memory.arena.table[0].positions[0, appended, 0]
+    assert frames[-8:].tolist() == [88] * 4 + [89] * 4 and times[-8:].tolist() == [start - 2] * 4 + [start - 1] * 4
+    assert context.visible is not None
+    assert all(mask[:, : memory.arena.pinned].all() and not mask[:, memory.arena.pinned :].any()
+               for mask in context.visible)  # fmt: skip
+    memory.arena.roll_back(mark)
+    few, _ = build(memory, capacity=7)
+    assert few.visible is not None and few.visible[0][:, memory.arena.pinned :].any(), "as stored: they do not fit"
+    memory.arena.roll_back(mark)
+
+
+def test_an_answer_from_embeddings_does_not_depend_on_the_arenas_policy_or_size():
+    retrieval = RetrievalSettings(
+        top_k=3, newest_frames=2, temporal_diversity="never", context="newest", internal_weight=0.0, external="tiny",
+        pending_pictures=2,
+    )
+    logits = []
+    for policy, budget in (("sliding_window", 0.15), ("infinipot_v", 0.3)):
+        memory = memory_of(retrieval, keep_ratio=1.0)
+        settings = replace(memory.settings, memory=replace(memory.settings.memory, policy=policy, budget_mib=budget))
+        memory = VideoMemory(settings, memory.model)
+        feed(memory, 90)
+        context, start = build(memory)
+        assert len(context.evidence) == 3
+        ids = memory.model.suffix_ids(QUESTION)
+        logits.append(append_text(memory.model, memory.arena, ids, start, context.visible))
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
 
 def test_a_question_of_the_longest_kind_still_fits_beside_all_retrieved_frames():

@@ -30,7 +30,7 @@ def test_scores_are_the_pooled_dot_products_of_query_and_keys(patch_pooling, hea
         mean_key=mean_key, patch_pooling=patch_pooling, head_pooling=head_pooling, chunk=2,
     )  # fmt: skip
     for frame in frames:
-        keys = frame.keys[SHAPE.index_layers[1]].repeat_interleave(HEADS // SHAPE.kv_heads, 0)
+        keys = frame.keys[1].repeat_interleave(HEADS // SHAPE.kv_heads, 0)
         if patch_pooling == "mean" and mean_key:
             keys = keys.mean(1, keepdim=True)
         products = torch.einsum("hd,hpd->hp", query, keys) * SHAPE.head_dim**-0.5

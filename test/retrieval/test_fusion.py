@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ros_kvstream.memory.archive.plan import FRAME
 from ros_kvstream.retrieval.context import within_capacity
 from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, filter_slots, fuse
-from ros_kvstream.retrieval.ranking import diverse_moments, question_order
+from ros_kvstream.retrieval.ranking import frame_interval, named_moments, question_order
 
 
 def table(stamps, cameras=None) -> np.ndarray:
@@ -93,10 +93,18 @@ def test_questions_of_order_are_recognised_by_their_words():
     assert question_order("what colour was the cone?") == ""
 
 
-def test_moments_for_order_come_from_the_right_end_or_around_the_thing_named():
-    moments = [ranked(float(s)) for s in (30, 10, 50, 20, 40)]
-    assert [f.stamp for f in diverse_moments(moments, "first", 2)] == [10, 20]
-    assert [f.stamp for f in diverse_moments(moments, "last", 2)] == [50, 40]
-    assert [f.stamp for f in diverse_moments(moments, "before", 3, anchor=ranked(30.0))] == [30, 20, 40]
-    assert [f.stamp for f in diverse_moments(moments, "after", 3, anchor=ranked(30.0))] == [30, 40, 20]
-    assert [f.stamp for f in diverse_moments(moments, "", 3)] == [10, 30, 50]
+def test_the_interval_of_a_stream_is_that_of_its_dense_parts_whatever_was_evicted() -> None:
+    frames = table([0, 3, 6, 9, 40, 43, 46])
+    assert frame_interval(frames) == 3.0
+    assert frame_interval(frames[[0, 2, 3, 5]]) == 3.0
+    assert frame_interval(table([0, 1, 2, 3], cameras=[0, 1, 0, 1])) == 2.0
+    assert frame_interval(frames[:1]) == 0.0
+
+
+def test_the_moment_that_a_question_of_order_names_is_added_with_its_novel_neighbour():
+    novel = [ranked(float(s)) for s in (30, 10, 50, 20, 40)]
+    chosen, likely = novel[:2], [ranked(45.0), ranked(20.5), ranked(30.0)]
+    assert [f.stamp for f in named_moments(likely, novel, chosen, "before", 1.0)] == [20.5, 10]
+    assert [f.stamp for f in named_moments(likely, novel, chosen, "after", 1.0)] == [20.5, 30]
+    assert [f.stamp for f in named_moments(likely[:1], novel, chosen, "before", 1.0)] == [45, 40]
+    assert named_moments(likely[2:], novel, chosen, "before", 1.0) == [], "it is among the chosen ones"

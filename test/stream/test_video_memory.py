@@ -111,6 +111,19 @@ def test_memory_tensors_do_not_grow_over_twenty_thousand_frames() -> None:
 
 
 @pytest.mark.parametrize("block_frames", [1, 4])
+def test_positions_stay_in_range_and_in_order_whatever_the_clock_does(block_frames: int) -> None:
+    memory, stamp = memory_of(block_frames=block_frames, policy="tar", position_limit=120), 1.7e9
+    for index in range(160):
+        stamp += (0.001, 0.5, 3600.0, 365 * 86400.0, -86400.0, 9.0)[index // 20 % 6]
+        memory.observe(frame(index), stamp)
+        slots = memory.arena.frame_slots(0)
+        for frames, times in zip(slots.frames, slots.positions[..., 0], strict=True):
+            assert bool((times[frames.argsort()].diff() >= 0).all())
+            assert bool(((times >= memory.positions.start) & (times < 120)).all())
+    assert memory.stats().rebases > 10 and memory.stats().position_limit == memory.positions.limit < 120
+
+
+@pytest.mark.parametrize("block_frames", [1, 4])
 def test_a_question_flushes_a_half_filled_block_so_that_now_is_now(block_frames: int) -> None:
     memory = memory_of(block_frames=block_frames, budget_mib=0.5)
     feed(memory, 6)

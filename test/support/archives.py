@@ -13,16 +13,19 @@ from ros_kvstream.memory.archive.plan import ArchiveShape, plan_archive
 from ros_kvstream.memory.archive.records import ArchivedFrame, FrameToArchive
 from ros_kvstream.settings import ArchiveSettings
 
-SHAPE = ArchiveShape(layers=3, kv_heads=2, head_dim=8, index_layers=(0, 2), patches=6, embedding=4, cameras=2)
+SHAPE = ArchiveShape(
+    vectors=12, width=8, kv_heads=2, head_dim=8, index_layers=(0, 2), patches=6, embedding=4, cameras=2, newest=3
+)
 
 
 def make_frame(frame_id: int, *, stamp: float | None = None, camera: str = "front", thumbnail: bytes = b"",
                like: int | None = None) -> FrameToArchive:  # fmt: skip
-    """A frame whose keys and values follow from its id (or from ``like``)."""
+    """A frame whose keys and content follow from its id (or from ``like``)."""
     generator = torch.Generator().manual_seed(1000 + (frame_id if like is None else like))
-    keys, values = torch.randn(2, SHAPE.layers, SHAPE.kv_heads, SHAPE.patches, SHAPE.head_dim, generator=generator)
+    keys = torch.randn(2, SHAPE.kv_heads, SHAPE.patches, SHAPE.head_dim, generator=generator)
+    content = torch.randn(SHAPE.patches, SHAPE.vectors, SHAPE.width, generator=generator)
     seconds = frame_id * 0.5 if stamp is None else stamp
-    return FrameToArchive(frame_id, seconds, camera, (2, 3), keys, values, thumbnail=thumbnail)
+    return FrameToArchive(frame_id, seconds, camera, (2, 3), keys, content, thumbnail=thumbnail)
 
 
 def make_archive(budget_mib: float = 0.1, fingerprint: str = "", shape: ArchiveShape = SHAPE, **settings) -> Archive:
@@ -41,5 +44,4 @@ def assert_same(found: ArchivedFrame, given: FrameToArchive, tolerance: float = 
     """The kept patches are those of the frame given, at their coordinates."""
     index = (found.coordinates[:, 0] * given.grid[1] + found.coordinates[:, 1]).long()
     assert (found.stamp, found.camera, found.grid) == (given.stamp, given.camera, given.grid)
-    torch.testing.assert_close(found.keys, given.keys[:, :, index], atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(found.values, given.values[:, :, index], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.content, given.content[index], atol=tolerance, rtol=tolerance)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ros_kvstream.errors import ArchiveError, FrameError
 from ros_kvstream.memory.archive.file import ArchiveFile
+from ros_kvstream.memory.archive.newest import NewestFrames
 from ros_kvstream.memory.archive.patches import PatchSelector
 from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MIB, ArchivePlan
 from ros_kvstream.memory.archive.records import ArchivedFrame, ArchiveStatus, FrameToArchive
@@ -46,6 +47,7 @@ class Archive:
         self.lock = threading.RLock()
         """Held while several reads of the table belong together; the writer's thread releases frames after an error."""
         self._selector = PatchSelector(plan.shape, plan.settings)
+        self._newest = NewestFrames(plan.shape)
         self._state, self._message = "ok", ""
         self._dropped = self._late_dropped = self._lost = self._torn = 0
         self._writer: ArchiveWriter | None = None
@@ -95,19 +97,25 @@ class Archive:
         """
         shape = self.plan.shape
         numbers = torch.arange(frame.grid[0] * frame.grid[1]) if frame.patches is None else frame.patches.cpu().long()
-        expected = (shape.layers, shape.kv_heads, len(numbers), shape.head_dim)
-        if tuple(frame.keys.shape) != expected or frame.values.shape != frame.keys.shape or expected[2] < 1:
-            raise FrameError(f"frame {frame.frame_id}: keys {tuple(frame.keys.shape)}, the archive takes {expected}")
+        for name, tensor, expected in (
+            ("keys", frame.keys, (len(shape.index_layers), shape.kv_heads, len(numbers), shape.head_dim)),
+            ("content", frame.content, (len(numbers), shape.vectors, shape.width)),
+        ):
+            if tuple(tensor.shape) != expected or not len(numbers):
+                raise FrameError(
+                    f"frame {frame.frame_id}: {name} {tuple(tensor.shape)}, the archive takes {expected}"
+                )
         cells = frame.grid[0] * frame.grid[1]
         if max(cells, int(numbers.max()) + 1) > shape.patches:
             raise FrameError(
                 f"frame {frame.frame_id} is of {frame.grid} patches, the archive was planned for {shape.patches}"
             )
         with self.lock:
+            self._newest.add(frame, numbers)
             if self._state == "failed":
                 self._lost += 1
                 return False
-            searched = frame.keys[list(shape.index_layers)].cpu()
+            searched = frame.keys.cpu()
             kept, dissimilarity = self._choose(frame, searched, numbers)
             stage = self._writer.stage() if self._writer else 0
             if stage is None:
@@ -162,8 +170,7 @@ class Archive:
             entry[name] = value
         packed = self._writer.buffers(stage)[0] if self._writer else self._stage
         coordinates = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
-        index = kept.to(frame.keys.device)
-        self.plan.codec.encode(frame.keys[:, :, index], frame.values[:, :, index], coordinates, packed[:count])
+        self.plan.codec.encode(frame.content[kept.to(frame.content.device)], coordinates, packed[:count])
         if self._writer is None:
             self._patches[torch.from_numpy(claim.rows).long()] = packed[:count]
             self._thumbnails[claim.slot, : len(thumbnail)] = thumbnail
@@ -224,7 +231,7 @@ class Archive:
             packed.copy_(self._patches[torch.from_numpy(rows).long()])
         else:
             self._writer.read(slot, rows, packed)
-        keys, values, coordinates = self.plan.codec.decode(packed)
+        content, coordinates = self.plan.codec.decode(packed)
         return ArchivedFrame(
             frame_id=int(entry["frame_id"]),
             stamp=float(entry["stamp"]),
@@ -232,9 +239,13 @@ class Archive:
             camera=self.table.camera_names[int(entry["camera"])],
             grid=(int(entry["grid_rows"]), int(entry["grid_columns"])),
             coordinates=coordinates,
-            keys=keys,
-            values=values,
+            content=content,
         )
+
+    def newest_frames(self, frame_ids: Sequence[int]) -> list[ArchivedFrame]:
+        """Those of the frames that are held with all their tokens, oldest first."""
+        with self.lock:
+            return self._newest.frames(frame_ids)
 
     def thumbnail(self, frame_id: int) -> bytes:
         """JPEG of a frame; empty when there is none."""
@@ -275,10 +286,14 @@ class Archive:
         of its file. None for a folder that has failed and holds nothing.
         """
         if self.plan.on_disk:
-            return {"kind": "folder", "identity": self.identity, "tensors": {}} if self.identity else None
+            if not self.identity:
+                return None
+            state = {"kind": "folder", "identity": self.identity, "newest": self._newest.state_dict()}
+            return state | {"tensors": self.state_tensors(state)}
         state = {
             "kind": "memory",
             "plan": self.plan.layout,
+            "newest": self._newest.state_dict(),
             "table": self.table.state_dict(),
             "selector": self._selector.state_dict(),
         }
@@ -287,12 +302,12 @@ class Archive:
     def state_tensors(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the views of this archive's storage that a state of an archive with the same layout covers."""
         if state["kind"] != "memory":
-            return {}
+            return self._newest.tensors()
         table = state["table"]
         slots, rows = slice(0, table["slots_end"]), slice(0, table["rows_end"])
         thumbnails = torch.from_numpy(self._thumbnails)[slots]
         stored = {"patches": self._patches[rows], "thumbnails": thumbnails}
-        return self.table.tensors(table) | stored | self._selector.tensors()
+        return self.table.tensors(table) | stored | self._selector.tensors() | self._newest.tensors()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ArchiveError when a saved archive does not fit this one."""
@@ -305,6 +320,9 @@ class Archive:
                 raise ArchiveError(
                     f"its archive is another one than that in archive.path = {self.plan.settings.path!r}. {settings}."
                 )
+            saved_shape, shape = state["newest"]["shape"], self._newest.state_dict()["shape"]
+            if saved_shape != shape:
+                raise ArchiveError(f"its newest frames had the shape {saved_shape} (now {shape}). {settings}.")
             return
         saved_plan, plan = state["plan"], self.plan.layout
         differing = [f"{name} {saved_plan.get(name)} (now {plan[name]})" for name in plan
@@ -327,6 +345,7 @@ class Archive:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore plain values, after the tensors have been copied into those of :meth:`state_tensors`."""
+        self._newest.load_state_dict(state["newest"])
         if state["kind"] == "memory":
             self.table.load_state_dict(state["table"])
             self._selector.load_state_dict(state["selector"])
@@ -336,6 +355,7 @@ class Archive:
         with self.lock:
             self.table.clear()
             self._selector.clear()
+            self._newest.clear()
             if self._writer is not None:
                 self._writer.clear()
 
@@ -356,7 +376,7 @@ class Archive:
     def allocated_bytes(self) -> int:
         """Bytes of all live arrays in memory, without the plan's transient working memory."""
         staged = self._writer.allocated_bytes if self._writer else self._stage.untyped_storage().nbytes()
-        held = self._patches.untyped_storage().nbytes() + self._thumbnails.nbytes
+        held = self._patches.untyped_storage().nbytes() + self._thumbnails.nbytes + self._newest.allocated_bytes
         return self.table.allocated_bytes + self._selector.allocated_bytes + staged + held
 
     def status(self) -> ArchiveStatus:

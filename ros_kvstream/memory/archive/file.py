@@ -23,7 +23,7 @@ from ros_kvstream.memory.archive.plan import HEADER_BYTES, ArchivePlan
 
 FILE_NAME = "frames.kvarchive"
 MAGIC = b"KVARCHIV"
-FORMAT = 2
+FORMAT = 3
 """Written into the header; files of another format are refused."""
 IDENTITY_OFFSET, IDENTITY_BYTES = 2560, 16
 """Random bytes that identify the file, written once."""
@@ -93,6 +93,7 @@ class ArchiveFile:
             {
                 "format": FORMAT,
                 "fingerprint": fingerprint,
+                "content": plan.settings.content,
                 "precision": plan.settings.precision,
                 "frames": plan.frames,
                 "rows": plan.rows,
@@ -100,7 +101,8 @@ class ArchiveFile:
                 "slot_bytes": plan.slot_type.itemsize,
                 "late_bytes": plan.late_type.itemsize,
                 "index_layers": list(plan.shape.index_layers),
-                "shape": [plan.shape.layers, plan.shape.kv_heads, plan.shape.head_dim, plan.shape.patches],
+                "shape": [plan.shape.vectors, plan.shape.width, plan.shape.kv_heads, plan.shape.head_dim],
+                "frame_patches": plan.shape.patches,
             },
             sort_keys=True,
         ).encode()

@@ -48,7 +48,9 @@ FRAME = np.dtype(
 class ArchiveShape:
     """Sizes of the frames of one stream."""
 
-    layers: int
+    vectors: int
+    width: int
+    """What is stored of a patch: vectors of this width."""
     kv_heads: int
     head_dim: int
     index_layers: tuple[int, ...]
@@ -59,6 +61,8 @@ class ArchiveShape:
     """Size of the external embedding; 0 when there is no external expert."""
     cameras: int = 1
     """Cameras whose previous frames are compared."""
+    newest: int = 0
+    """Newest frames that are held with all their tokens."""
     waiting_bytes: int = 0
     """Bytes of pictures that wait for their external embedding; held by the caller and counted here."""
 
@@ -149,6 +153,7 @@ class ArchivePlan:
             "working memory": self.frames * WORKING_BYTES + 4 * self.index_chunk * self.index_count * shape.index_width,
             "waiting pictures": shape.waiting_bytes,
             "comparison": comparison_bytes(shape, settings),
+            "newest frames": shape.newest * shape.patches * (2 * shape.vectors * shape.width + 4),
             "staging": self.staged_records * shape.patches * self.codec.row_bytes,
         }
         if self.on_disk:
@@ -181,10 +186,12 @@ class ArchivePlan:
         settings = self.settings
         return {
             "frames": self.frames, "patches": self.rows, "patch bytes": self.codec.row_bytes,
-            "archive.precision": settings.precision, "retrieval.layers": list(self.shape.index_layers),
+            "archive.content": settings.content, "archive.precision": settings.precision,
+            "retrieval.layers": list(self.shape.index_layers),
             "archive.frame_patches": self.shape.patches, "index keys": self.index_count,
             "archive.mean_key": settings.mean_key, "archive.compare_frames": settings.compare_frames,
             "archive.thumbnail_bytes": settings.thumbnail_bytes, "external embedding": self.shape.embedding,
+            "newest frames": self.shape.newest,
         }  # fmt: skip
 
     @property
@@ -201,7 +208,7 @@ def comparison_bytes(shape: ArchiveShape, settings: ArchiveSettings) -> int:
 
 def plan_archive(shape: ArchiveShape, settings: ArchiveSettings) -> ArchivePlan:
     """Divide ``settings.budget_mib``; raise BudgetError that names the smallest cap which holds two frames."""
-    codec = RowCodec(shape.layers, shape.kv_heads, shape.head_dim, settings.precision)
+    codec = RowCodec(shape.vectors, shape.width, settings.precision)
     patches_a_frame = max(1.0, settings.keep_ratio * shape.patches)
 
     def plan(frames: int) -> ArchivePlan:

@@ -21,9 +21,9 @@ class FrameToArchive:
     grid: tuple[int, int]
     """Rows and columns of its patches, in raster order."""
     keys: Tensor
-    """Un-rotated keys, [layers, kv_heads, patches, head_dim], any float type and device."""
-    values: Tensor
-    """Values, the same shape."""
+    """Un-rotated keys of the index layers, [index_layers, kv_heads, patches, head_dim], any float type and device."""
+    content: Tensor
+    """What is stored of each patch, [patches, vectors, width], any float type and device."""
     stamp_end: float | None = None
     """Stamp of the last redundant frame that it represents; None when there is none."""
     embedding: NDArray[np.float32] | None = None
@@ -46,10 +46,8 @@ class ArchivedFrame:
     grid: tuple[int, int]
     coordinates: Tensor
     """Grid coordinates (h, w) of each kept patch, int16 [patches, 2]."""
-    keys: Tensor
-    """Un-rotated keys of the kept patches, float32 [layers, kv_heads, patches, head_dim]."""
-    values: Tensor
-    """Values of the kept patches, the same shape."""
+    content: Tensor
+    """What was stored of each kept patch, float32 [patches, vectors, width]."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One archived patch as bytes: its grid coordinates, and its un-rotated keys and values in all layers."""
+"""One archived patch as bytes: its grid coordinates and its vectors (keys and values, or its embedding)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,12 @@ LARGEST_GROUP = 64
 class RowCodec:
     """Packs patches into rows of bytes and unpacks them."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    vectors: int
+    """Vectors per patch."""
+    width: int
+    """Numbers in one vector."""
     precision: str
     """fp16 | int8 | int4."""
-
-    @property
-    def vectors(self) -> int:
-        """Key and value vectors a patch: 2 x layers x kv_heads."""
-        return 2 * self.layers * self.kv_heads
 
     @property
     def bits(self) -> int:
@@ -41,24 +37,22 @@ class RowCodec:
 
     @property
     def group(self) -> int:
-        """Channels that share a scale: the largest even share of a head up to LARGEST_GROUP."""
-        return next(size for size in range(min(self.head_dim, LARGEST_GROUP), 0, -1) if self.head_dim % size == 0)
+        """Channels that share a scale: the largest even share of a vector up to LARGEST_GROUP."""
+        return next(size for size in range(min(self.width, LARGEST_GROUP), 0, -1) if self.width % size == 0)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one patch, scales included."""
-        vector = packed_bytes(self.head_dim, self.bits, self.group) if self.bits else self.head_dim * 2
+        vector = packed_bytes(self.width, self.bits, self.group) if self.bits else self.width * 2
         return COORDINATE_BYTES + self.vectors * vector
 
-    def encode(self, keys: Tensor, values: Tensor, coordinates: Tensor, out: Tensor) -> None:
+    def encode(self, content: Tensor, coordinates: Tensor, out: Tensor) -> None:
         """Pack patches into ``out``.
 
-        :param keys: un-rotated, [layers, kv_heads, patches, head_dim], any float type and device;
-        :param values: the same shape; :param coordinates: (h, w), int16 [patches, 2];
-        :param out: uint8 [patches, row_bytes] on the CPU.
+        :param content: [patches, vectors, width], any float type and device; :param coordinates: (h, w), int16
+            [patches, 2]; :param out: uint8 [patches, row_bytes] on the CPU.
         """
-        stacked = torch.stack((keys, values)).permute(3, 0, 1, 2, 4)
-        vectors = stacked.reshape(keys.shape[2], self.vectors, self.head_dim).float().cpu()
+        vectors = content.float().cpu()
         out[:, :COORDINATE_BYTES] = coordinates.contiguous().view(torch.uint8)
         if not self.bits:
             whole = vectors.clamp(-FLOAT16_LIMIT, FLOAT16_LIMIT).to(torch.float16)
@@ -71,31 +65,32 @@ class RowCodec:
             out[:, start : start + flat.shape[1]] = flat
             start += flat.shape[1]
 
-    def decode(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def decode(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Unpack rows.
 
         :param rows: uint8 [patches, row_bytes].
-        :returns: keys and values, float32 [layers, kv_heads, patches, head_dim], and coordinates, int16 [patches, 2].
+        :returns: content, float32 [patches, vectors, width], and coordinates, int16 [patches, 2].
         """
-        patches = rows.shape[0]
-        coordinates = rows[:, :COORDINATE_BYTES].contiguous().view(torch.int16)
+        coordinates = _viewed(rows[:, :COORDINATE_BYTES], torch.int16).view(-1, 2)
         body = rows[:, COORDINATE_BYTES:]
         if self.bits:
-            vectors = self._dequantize(body)
-        else:
-            vectors = body.contiguous().view(torch.float16).float()
-        keys, values = vectors.view(patches, 2, self.layers, self.kv_heads, self.head_dim).permute(1, 2, 3, 0, 4)
-        return keys, values, coordinates
+            return self._dequantize(body), coordinates
+        return _viewed(body, torch.float16).float().view(-1, self.vectors, self.width), coordinates
 
     def _dequantize(self, body: Tensor) -> Tensor:
-        """Coded vectors to float32 [patches, vectors, head_dim]."""
-        patches, groups = body.shape[0], self.head_dim // self.group
-        codes_end = self.vectors * self.head_dim * self.bits // 8
+        """Coded vectors to float32 [patches, vectors, width]."""
+        patches, groups = body.shape[0], self.width // self.group
+        codes_end = self.vectors * self.width * self.bits // 8
         scales_end = codes_end + self.vectors * groups * SCALE_DTYPE.itemsize
 
         def scales(start: int, end: int) -> Tensor:
-            return body[:, start:end].contiguous().view(SCALE_DTYPE).view(patches, self.vectors, groups)
+            return _viewed(body[:, start:end], SCALE_DTYPE).view(patches, self.vectors, groups)
 
         codes = body[:, :codes_end].reshape(patches, self.vectors, -1)
         packed = Packed(codes, scales(codes_end, scales_end), scales(scales_end, body.shape[1]), self.bits)
-        return dequantize_into(packed, torch.empty(patches, self.vectors, self.head_dim))
+        return dequantize_into(packed, torch.empty(patches, self.vectors, self.width))
+
+
+def _viewed(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes of a part of the rows as flat numbers; copied, since rows of odd length are not aligned."""
+    return part.clone().flatten().view(dtype)

@@ -135,10 +135,12 @@ def test_frames_of_a_wrong_shape_are_refused_and_change_nothing():
     archive = make_archive()
     frame = make_frame(1)
     with pytest.raises(FrameError, match="frame 1"):
-        archive.add(type(frame)(1, 0.0, "front", (2, 4), frame.keys, frame.values))
-    big = torch.zeros(SHAPE.layers, SHAPE.kv_heads, 20, SHAPE.head_dim)
+        archive.add(type(frame)(1, 0.0, "front", (2, 4), frame.keys, frame.content))
+    with pytest.raises(FrameError, match="frame 1: content"):
+        archive.add(type(frame)(1, 0.0, "front", (2, 3), frame.keys, frame.content[:, 1:]))
+    keys, content = torch.zeros(2, SHAPE.kv_heads, 20, SHAPE.head_dim), torch.zeros(20, SHAPE.vectors, SHAPE.width)
     with pytest.raises(FrameError, match="planned for 6"):
-        archive.add(type(frame)(1, 0.0, "front", (4, 5), big, big))
+        archive.add(type(frame)(1, 0.0, "front", (4, 5), keys, content))
     assert archive.table.count == 0
 
 
@@ -188,7 +190,7 @@ def test_a_state_is_restored_frame_for_frame_and_the_stream_continues_alike():
     assert live_ids(restored) == live_ids(saved)
     for frame_id in live_ids(saved):
         one, other = (archive.fetch([archive.table.slot_of(frame_id)])[0] for archive in (saved, restored))
-        assert torch.equal(one.keys, other.keys) and torch.equal(one.coordinates, other.coordinates)
+        assert torch.equal(one.content, other.content) and torch.equal(one.coordinates, other.coordinates)
 
 
 @pytest.mark.parametrize("change", [{"precision": "int8"}, {"index_keys": 2}, {"budget_mib": 0.06}])

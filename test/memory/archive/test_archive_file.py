@@ -271,6 +271,8 @@ def test_a_file_of_other_settings_another_model_or_no_archive_is_refused(archive
         archive_of(fingerprint="model b")
     with pytest.raises(ArchiveError, match="frames"):
         archive_of(fingerprint="model a", budget_mib=0.2)
+    with pytest.raises(ArchiveError, match="content 'embeddings' there, 'kv' here"):
+        archive_of(fingerprint="model a", content="kv")
     file = tmp_path / FILE_NAME
     data = bytearray(file.read_bytes())
     data[20] ^= 1

@@ -7,7 +7,7 @@ from ros_kvstream.memory.archive.patches import PatchSelector, patch_dissimilari
 from ros_kvstream.memory.archive.plan import ArchiveShape
 from ros_kvstream.settings import ArchiveSettings
 
-SHAPE = ArchiveShape(layers=2, kv_heads=2, head_dim=8, index_layers=(0, 1), patches=16, cameras=2)
+SHAPE = ArchiveShape(vectors=1, width=16, kv_heads=2, head_dim=8, index_layers=(0, 1), patches=16, cameras=2)
 
 
 def keys(seed: int, patches: int = 16) -> torch.Tensor:
