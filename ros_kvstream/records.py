@@ -109,6 +109,10 @@ class MemoryStats:
     """Frames that the frame gate found redundant."""
     frames_remembered: int = 0
     """Distinct frames of which at least one slot is still in the arena."""
+    patches_kept: int = 0
+    """Patches of the kept frames that were prefilled; a grid of two frames counts once."""
+    patches_pruned: int = 0
+    """Patches of the kept frames that saliency left out."""
     oldest_stamp: float = 0.0
     """Stamp of the oldest frame remembered in the arena, seconds; 0 when empty."""
     newest_stamp: float = 0.0

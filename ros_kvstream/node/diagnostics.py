@@ -43,6 +43,8 @@ class CameraHealth:
     """Why a frame was recently rejected."""
     delay: float | None = None
     """Time of arrival minus stamp, seconds, from an arbitrary zero; None before the first stamp."""
+    image_loss: str = ""
+    """What the conversion of a recent frame lost."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def _memory(health: Health) -> DiagnosticStatus:
     values: dict[str, object] = {
         "budget bytes": memory.budget_bytes, "allocated bytes": memory.allocated_bytes, "used bytes": memory.used_bytes,
         "peak bytes": memory.peak_bytes, "slots": memory.slots, "slots used": memory.slots_used,
-        "frames remembered": memory.frames_remembered, "compactions": memory.compactions, "rebases": memory.rebases,
+        "frames remembered": memory.frames_remembered, "patches kept": memory.patches_kept,
+        "patches pruned": memory.patches_pruned, "compactions": memory.compactions, "rebases": memory.rebases,
         "position limit": f"{memory.position_limit} ({memory.position_source})",
         "archive budget bytes": memory.archive_budget_bytes, "archive bytes": memory.archive_bytes,
         "archive frames": memory.archive_frames, "process bytes": health.process_bytes,
@@ -204,6 +207,8 @@ def _camera(health: Health, camera: CameraHealth, thresholds: DiagnosticsSetting
         return _status(health, part, level, f"no image for {camera.silence:.0f} s: {camera.why_silent}", values)
     if camera.last_refusal:
         return _status(health, part, WARN, camera.last_refusal, values)
+    if camera.image_loss:
+        return _status(health, part, WARN, camera.image_loss, values)
     if not camera.heard:
         return _status(health, part, OK, f"waiting for the first image on {camera.topic}", values)
     return _status(health, part, OK, f"images on {camera.topic}", values)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError
-from ros_kvstream.node.settings import IngestSettings
+from ros_kvstream.node.image_files import file_among_pixels
+from ros_kvstream.node.settings import CameraSettings, IngestSettings, value_range
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import Image
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 Pixels = NDArray[Any]
 Rgb = NDArray[np.uint8]
 DEFAULT_INGEST = IngestSettings()
+DEFAULT_CAMERA = CameraSettings("camera")
+FEW_LEVELS = 32
+"""Fewer of the 256 levels in a 16-bit picture are reported."""
+ENOUGH_VALUES = 256
+"""A 16-bit picture whose values span fewer loses little; it is not reported."""
+OUTLIERS = 1e-3
+"""Share of the values of a 16-bit picture that ``auto`` clips at either end."""
+LONGEST_TAIL = 4096
+"""Most bytes of a buffer that are ignored behind the planes: one memory page."""
+ROW_ALIGNMENTS = (16, 32, 64)
+"""Drivers pad a luma plane to a multiple of one of these, in rows."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Layout:
     to_rgb: Callable[[Pixels], Pixels]
     """[height, width, channels] (no last axis when 1) -> [height, width, 3], of the same type."""
     rows: float = 1.0
-    """Rows of data per image row (1.5 for a planar 4:2:0 image)."""
+    """Rows of data per image row: 1.5 for an image with a second plane in 4:2:0, 3 in 4:4:4."""
     even_width: bool = False
     even_height: bool = False
 
@@ -69,7 +81,16 @@ def _video_layouts() -> dict[str, Layout]:
     yuyv = Layout(np.uint8, 2, _colour(cv2.COLOR_YUV2RGB_YUYV), even_width=True)
     nv12 = Layout(np.uint8, 1, _colour(cv2.COLOR_YUV2RGB_NV12), rows=1.5, even_width=True, even_height=True)
     nv21 = Layout(np.uint8, 1, _colour(cv2.COLOR_YUV2RGB_NV21), rows=1.5, even_width=True, even_height=True)
-    return {"yuv422": uyvy, "uyvy": uyvy, "yuv422_yuy2": yuyv, "yuyv": yuyv, "nv12": nv12, "nv21": nv21}
+    nv24 = Layout(np.uint8, 1, _nv24_to_rgb, rows=3.0)
+    return {"yuv422": uyvy, "uyvy": uyvy, "yuv422_yuy2": yuyv, "yuyv": yuyv, "nv12": nv12, "nv21": nv21, "nv24": nv24}
+
+
+def _nv24_to_rgb(pixels: Pixels) -> Pixels:
+    """Convert as uyvy does, every pixel doubled so that it has chroma of its own."""
+    height, width = pixels.shape[0] // 3, pixels.shape[1]
+    luma, chroma = pixels[:height], pixels[height:].reshape(height, width, 2)
+    doubled = np.stack([chroma[..., 0], luma, chroma[..., 1], luma], axis=-1).reshape(height, 2 * width, 2)
+    return np.ascontiguousarray(cv2.cvtColor(doubled, cv2.COLOR_YUV2RGB_UYVY)[:, ::2])
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -91,15 +112,30 @@ DEPTH_LAYOUTS: dict[str, Layout] = {
 _ALIASES = {name.lower(): name for name in (*LAYOUTS, *DEPTH_LAYOUTS)} | {"8uc": "8UC1"}
 
 
-def image_to_rgb(message: Image, ingest: IngestSettings = DEFAULT_INGEST) -> Rgb:
+def ignore(text: str) -> None:
+    """Take a warning and do nothing."""
+
+
+def is_picture_encoding(text: str) -> bool:
+    """Whether this is the name of a supported encoding that is not depth."""
+    return _ALIASES.get(text.strip().lower()) in LAYOUTS
+
+
+def image_to_rgb(message: Image, ingest: IngestSettings = DEFAULT_INGEST, camera: CameraSettings = DEFAULT_CAMERA,
+                 warn: Callable[[str], None] = ignore) -> Rgb:
     """Convert a raw image message to RGB.
 
     For rgb8 without row padding the result is a view of the message's data; other 8-bit encodings are copied once.
 
     :param message: image with any encoding, step and byte order; :param ingest: handling of depth images.
+    :param camera: name and range of 16-bit values; :param warn: is called with what is lost in a 16-bit picture.
     :returns: uint8 [height, width, 3].
     :raises FrameError: an unsupported encoding, a depth image that is not rendered, or an inconsistent size.
     """
+    if kind := file_among_pixels(memoryview(message.data)):
+        raise FrameError(f"image of encoding {message.encoding[:40]!r} holds a {kind} file instead of pixels. Publish "
+                         f"it as sensor_msgs/CompressedImage and set {camera.name}.transport to compressed, or let the "
+                         "camera driver decode it (usb_cam: pixel_format mjpeg2rgb).")
     name = _ALIASES.get(message.encoding.strip().lower())
     if name is None:
         raise FrameError(f"image encoding {message.encoding[:40]!r} is not supported; supported are "
@@ -108,7 +144,7 @@ def image_to_rgb(message: Image, ingest: IngestSettings = DEFAULT_INGEST) -> Rgb
         refuse_depth(name, ingest)
         return render_depth(_pixels(message, name, DEPTH_LAYOUTS[name]), ingest)
     layout = LAYOUTS[name]
-    return to_eight_bits(layout.to_rgb(_pixels(message, name, layout)))
+    return to_eight_bits(layout.to_rgb(_pixels(message, name, layout)), camera, warn)
 
 
 def _pixels(message: Image, name: str, layout: Layout) -> Pixels:
@@ -129,6 +165,8 @@ def _pixels(message: Image, name: str, layout: Layout) -> Pixels:
     if len(message.data) < needed:
         raise FrameError(f"image data is truncated: {len(message.data)} of {needed} bytes for "
                          f"{width} x {height} {name}.")
+    if layout.rows > 1:
+        return _planes(message, name, layout)
     shape: tuple[int, ...] = (rows, width) if layout.channels == 1 else (rows, width, layout.channels)
     strides = (step, layout.channels * item.itemsize, item.itemsize)[: len(shape)]
     native = item.itemsize == 1 or bool(message.is_bigendian) == (sys.byteorder == "big")
@@ -137,17 +175,66 @@ def _pixels(message: Image, name: str, layout: Layout) -> Pixels:
     return pixels if native else pixels.astype(item)
 
 
-def to_eight_bits(pixels: Pixels) -> Rgb:
-    """Scale 16-bit pixels 0 - 65535 to 0 - 255, rounded (as cv_bridge does); 8-bit pixels pass unchanged."""
+def _planes(message: Image, name: str, layout: Layout) -> Pixels:
+    """Join the luma and chroma planes to [rows, width]; the length of the data shows where padded planes begin.
+
+    :raises FrameError: when the length fits neither adjacent planes nor ones with ROW_ALIGNMENTS.
+    """
+    height, width, step = int(message.height), int(message.width), int(message.step)
+    data = np.frombuffer(message.data, np.uint8)
+    wide = 1 if layout.rows < 2 else 2  # a row of chroma has as many bytes as this many of luma
+
+    def unused(luma_rows: int) -> int:
+        """Bytes behind the last row of chroma, which need not have the padding of the others."""
+        return len(data) - int(step * luma_rows * layout.rows) + wide * (step - width)
+
+    aligned = {-(-height // rows) * rows for rows in ROW_ALIGNMENTS} - {height}
+    padded = [rows for rows in aligned if 0 <= unused(rows) < wide * step]
+    if not padded and unused(height) >= wide * (step - width) + max(wide * step, LONGEST_TAIL):
+        raise FrameError(f"{name} image of {width} x {height} pixels has {unused(height)} bytes behind its planes. "
+                         "This fits no padding to 16, 32 or 64 rows: where chroma begins is unknown. Set the camera "
+                         "driver to publish planes without padding, or rgb8.")
+    if wide == 1 and not padded:
+        return np.ndarray((int(height * layout.rows), width), np.uint8, data, strides=(step, 1))
+    start = step * (padded[0] if padded else height)
+    luma = np.ndarray((height, width), np.uint8, data, strides=(step, 1))
+    chroma_rows = int(height * (layout.rows - 1)) // wide
+    chroma = np.ndarray((chroma_rows, wide * width), np.uint8, data, start, (wide * step, 1))
+    return np.concatenate([luma, chroma.reshape(-1, width)])
+
+
+def to_eight_bits(pixels: Pixels, camera: CameraSettings = DEFAULT_CAMERA, warn: Callable[[str], None] = ignore) -> Rgb:
+    """Scale 16-bit pixels to 8 bits, rounded; 8-bit pixels pass unchanged.
+
+    :param camera: its range is mapped to 0 - 255; the default 0 - 65535 gives what cv_bridge gives.
+    :param warn: is called when most levels of the result are unused although the values differ enough.
+    """
     if pixels.dtype == np.uint8:
         return pixels
-    return np.asarray(cv2.convertScaleAbs(pixels, alpha=255.0 / 65535.0), dtype=np.uint8)
+    low, high = value_range(camera) or _values_of(pixels)
+    scaled = pixels if (low, high) == (0, 65535) else np.clip(pixels, low, high) - np.uint16(low)
+    found = np.asarray(cv2.convertScaleAbs(scaled, alpha=255.0 / max(1, high - low)), dtype=np.uint8)
+    levels = np.count_nonzero(cv2.calcHist([found.reshape(-1, 1)], [0], None, [256], [0, 256]))
+    if levels < FEW_LEVELS:
+        first, last = _values_of(pixels)
+        if last - first >= ENOUGH_VALUES:
+            warn(f"the 16-bit picture uses {levels} of 256 levels: its values are {first} - {last}, and "
+                 f"{camera.name}.range = {camera.range!r} maps {low} - {high}. Set it to 'auto' or '{first} {last}'.")
+    return found
 
 
-def refuse_depth(encoding: str, ingest: IngestSettings) -> None:
+def _values_of(pixels: Pixels) -> tuple[int, int]:
+    """Smallest and largest value of a 16-bit picture without OUTLIERS."""
+    counts = cv2.calcHist([pixels.reshape(-1, 1)], [0], None, [65536], [0, 65536])
+    below = np.cumsum(counts, dtype=np.float64)
+    few = OUTLIERS * pixels.size
+    return int(np.searchsorted(below, few, "right")), int(np.searchsorted(below, below[-1] - few))
+
+
+def refuse_depth(encoding: str, ingest: IngestSettings, remedy: str = "") -> None:
     """Raise FrameError unless depth images are rendered."""
     if ingest.depth == "refuse":
-        raise FrameError(f"{encoding} is a depth image; set ingest.depth to 'grey' to render it.")
+        raise FrameError(f"{encoding} is a depth image; set ingest.depth to 'grey' to render it.{remedy}")
 
 
 def render_depth(pixels: Pixels, ingest: IngestSettings) -> Rgb:

@@ -142,7 +142,8 @@ class KvStreamNode(LifecycleNode):
         if self.status.state != "unconfigured":
             return
         try:
-            events = WorkerEvents(self._observed, self._frame_refused, self._fault, self._endpoints.token)
+            events = WorkerEvents(
+                self._observed, self._frame_refused, self._image_loss, self._fault, self._endpoints.token)
             making = make_session(self.parameters, events, self.get_logger().info)
             self._in_transition, self.status.state, self.status.failure = True, "configuring", ""
             self._prepared = await finished(self, making)
@@ -316,6 +317,10 @@ class KvStreamNode(LifecycleNode):
     def _frame_refused(self, frame: QueuedFrame, error: FrameError) -> None:
         self._reporter.refused(frame.camera, str(error))
         self.get_logger().warning(f"Camera '{frame.camera}': frame dropped: {error}", throttle_duration_sec=5.0)
+
+    def _image_loss(self, frame: QueuedFrame, text: str) -> None:
+        self._reporter.lost_detail(frame.camera, text)
+        self.get_logger().warning(f"Camera '{frame.camera}': {text}", throttle_duration_sec=60.0)
 
     def _fault(self, what: str, error: BaseException) -> None:
         self._faults_in_a_row += 1

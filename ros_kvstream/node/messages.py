@@ -52,8 +52,8 @@ def stats_message(stamp: Time, health: Health) -> msg.KvStats:
                                  **_frame_counts(camera.count)) for camera in health.cameras],
     )
     for name in ("budget_bytes", "allocated_bytes", "used_bytes", "peak_bytes", "slots", "slots_used",
-                 "frames_remembered", "compactions", "rebases", "questions", "archive_budget_bytes", "archive_bytes",
-                 "archive_frames", "device_bytes"):
+                 "frames_remembered", "patches_kept", "patches_pruned", "compactions", "rebases", "questions",
+                 "archive_budget_bytes", "archive_bytes", "archive_frames", "device_bytes"):
         setattr(message, name, getattr(memory, name))
     if health.newest is not None:
         for name in ("vision_ms", "prefill_ms", "compaction_ms"):

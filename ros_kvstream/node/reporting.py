@@ -40,6 +40,7 @@ class Reporter:
         self._fault: tuple[float, str] | None = None
         self._faults = 0
         self._refusals: dict[str, tuple[float, str]] = {}
+        self._image_losses: dict[str, tuple[float, str]] = {}
         self._history: dict[str, deque[tuple[float, CameraCount]]] = {}
         self._stats = node.create_publisher(msg.KvStats, "~/stats", 10)
         self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
@@ -59,6 +60,10 @@ class Reporter:
     def refused(self, camera: str, reason: str) -> None:
         """Record why a frame was rejected."""
         self._refusals[camera] = (time.monotonic(), reason)
+
+    def lost_detail(self, camera: str, text: str) -> None:
+        """Record what the conversion of a frame lost."""
+        self._image_losses[camera] = (time.monotonic(), text)
 
     def fault(self, reason: str) -> None:
         """Record an error inside the memory."""
@@ -130,7 +135,8 @@ class Reporter:
                 dropped_lately=dict(Counter(count.dropped) - Counter(before.dropped)),
                 received_lately=count.received - before.received,
                 incompatible=camera.incompatible(), delay=camera.delay,
-                last_refusal=self._recent(self._refusals.get(name))))
+                last_refusal=self._recent(self._refusals.get(name)),
+                image_loss=self._recent(self._image_losses.get(name))))
         return healths
 
     def _before(self, camera: str, count: CameraCount) -> CameraCount:

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ros_kvstream.errors import MemoryFileError
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.compressed_images import compressed_to_rgb
 from ros_kvstream.node.frame_counters import FrameCounters
-from ros_kvstream.node.frame_queue import FrameQueue
+from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.images import Rgb, image_to_rgb
 from ros_kvstream.node.parameters import NodeParameters
-from ros_kvstream.node.settings import CameraSettings, IngestSettings
+from ros_kvstream.node.settings import CameraSettings
 from ros_kvstream.node.worker import Worker, WorkerEvents
 from ros_kvstream.settings import StreamSettings
 
@@ -62,7 +62,13 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, log: Callable
     settings, ingest, cameras = parameters.stream_settings(), parameters.node_settings().ingest, parameters.cameras()
     counters = FrameCounters()
     frames = FrameQueue(ingest.queue_frames, counters)
-    worker = Worker(frames, counters, lambda message: _convert(message, ingest), events)
+    by_name = {camera.name: camera for camera in cameras}
+
+    def convert(frame: QueuedFrame) -> Rgb:
+        to_rgb = compressed_to_rgb if hasattr(frame.message, "format") else image_to_rgb
+        return to_rgb(frame.message, ingest, by_name[frame.camera], lambda text: events.image_loss(frame, text))
+
+    worker = Worker(frames, counters, convert, events)
     done: Future[Session] = Future()
 
     def complete(made: Future[VideoMemory]) -> None:
@@ -118,8 +124,3 @@ def memory_file(directory: str, name: str) -> Path:
     if path.resolve().parent != folder.resolve():
         raise MemoryFileError(f"name = {name!r}: leads out of memory.directory.")
     return path
-
-
-def _convert(message: Any, ingest: IngestSettings) -> Rgb:
-    """Convert an image message of either type; raise FrameError when it cannot be converted."""
-    return compressed_to_rgb(message, ingest) if hasattr(message, "format") else image_to_rgb(message, ingest)

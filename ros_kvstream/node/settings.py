@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.settings import Change, check_fields, setting
+from ros_kvstream.settings import Change, check_fields, require, setting
 
 MAX_CAMERAS = 8
 
 
 @dataclass(frozen=True)
 class CameraSettings:
-    """Where the images of one camera come from; parameters ``<camera>.topic``, ``.transport`` and ``.share``."""
+    """Where the images of one camera come from; parameters ``<camera>.topic``, ``.transport``, ...."""
 
     name: str
     topic: str = setting(
@@ -26,9 +26,25 @@ class CameraSettings:
         0.0, "Share of the memory reserved for this camera; slots that it does not use are lent to others. 0 takes an "
         "equal part of what the others leave. The shares of all cameras together are at most 1.",
         0.0, 1.0, change=Change.RUNNING)
+    range: str = setting(
+        "0 65535", "Values of 16-bit pictures (mono16, rgb16, bayer_*16, 16-bit PNG) that become black and white: two "
+        "numbers such as '0 1023' for 10-bit infrared, or auto for those of each image without the lowest and highest "
+        "0.1 %. auto follows any camera, and the brightness of a scene then changes with its extremes.")
 
     def __post_init__(self) -> None:
         check_fields(self, self.name)
+        value_range(self)
+
+
+def value_range(camera: CameraSettings) -> tuple[int, int] | None:
+    """Return (low, high) of the camera's 16-bit values, None for auto; raise SettingsError for anything else."""
+    if camera.range.strip() == "auto":
+        return None
+    parts = camera.range.replace(",", " ").split()
+    limits = [int(part) for part in parts if part.isdecimal()]
+    require(len(limits) == len(parts) == 2 and limits[0] < limits[1] <= 65535, f"{camera.name}.range", camera.range,
+            "auto, or two whole numbers low < high from 0 to 65535, such as '0 1023'")
+    return limits[0], limits[1]
 
 
 @dataclass(frozen=True)
@@ -112,8 +128,8 @@ class NodeSettings:
     """Everything of the node beside its memory."""
 
     cameras: tuple[str, ...] = setting(
-        ("camera",), "Names of the cameras, 1 to 8. Each has the parameters <camera>.topic, <camera>.transport and "
-        "<camera>.share; questions and evidence refer to cameras by these names.")
+        ("camera",), "Names of the cameras, 1 to 8. Each has the parameters <camera>.topic, <camera>.transport, "
+        "<camera>.share and <camera>.range; questions and evidence refer to cameras by these names.")
     memory: MemoryFileSettings = field(default_factory=MemoryFileSettings)
     ingest: IngestSettings = field(default_factory=IngestSettings)
     query: QuerySettings = field(default_factory=QuerySettings)

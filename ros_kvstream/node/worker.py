@@ -43,6 +43,8 @@ class WorkerEvents:
     """The memory took a frame with these pixels. The callback may use the memory."""
     frame_refused: Callable[[QueuedFrame, FrameError], None]
     """A frame could not be converted, or the memory rejected it."""
+    image_loss: Callable[[QueuedFrame, str], None]
+    """A frame was converted with a loss, which the text describes with the remedy."""
     fault: Callable[[str, BaseException], None]
     """An unexpected error: (what failed, such as "frame" or "question"; the error)."""
     token: Callable[[PendingQuestion, str, int], None]
@@ -52,9 +54,9 @@ class WorkerEvents:
 class Worker:
     """Runs one memory in its own thread. All methods may be called from any thread; only ``stop`` blocks."""
 
-    def __init__(self, frames: FrameQueue, counters: FrameCounters, convert: Callable[[Any], NDArray[np.uint8]],
+    def __init__(self, frames: FrameQueue, counters: FrameCounters, convert: Callable[[QueuedFrame], NDArray[np.uint8]],
                  events: WorkerEvents) -> None:
-        """:param convert: image message -> RGB uint8 [height, width, 3]; raises FrameError."""
+        """:param convert: frame with its message -> RGB uint8 [height, width, 3]; raises FrameError."""
         self.questions = QuestionQueue()
         self._frames = frames
         self._counters = counters
@@ -203,7 +205,7 @@ class Worker:
     def _observe(self, memory: VideoMemory, frame: QueuedFrame) -> None:
         cause = DropCause.ENCODING
         try:
-            pixels = self._convert(frame.message)
+            pixels = self._convert(frame)
             cause = DropCause.REJECTED
             observation = memory.observe(pixels, frame.stamp, frame.camera)
         except FrameError as error:

@@ -237,8 +237,11 @@ def stamp_fault(path: Path, topics: frozenset[str], files: tuple[tuple[Path, int
     return ""
 
 
-def decode_image(message: RawMessage) -> NDArray[np.uint8]:
-    """RGB image [height, width, 3] of a serialized message; raises FrameError where it holds none."""
+def decode_image(message: RawMessage, note: Note = ignore) -> NDArray[np.uint8]:
+    """RGB image [height, width, 3] of a serialized message; raises FrameError where it holds none.
+
+    :param note: is called with what the conversion of a 16-bit picture loses.
+    """
     from ros_kvstream.node.compressed_images import compressed_to_rgb
     from ros_kvstream.node.images import image_to_rgb
 
@@ -247,7 +250,8 @@ def decode_image(message: RawMessage) -> NDArray[np.uint8]:
     except Exception as error:  # noqa: BLE001 - a damaged message can fail in any way
         text = f"a message of {len(message.data)} bytes cannot be deserialized ({error_text(error)})"
         raise FrameError(text) from error
-    return (image_to_rgb if IMAGE_TYPES[message.type] == "raw" else compressed_to_rgb)(decoded)
+    to_rgb = image_to_rgb if IMAGE_TYPES[message.type] == "raw" else compressed_to_rgb
+    return to_rgb(decoded, warn=note)
 
 
 def picture_size(path: Path, topic: ImageTopic) -> tuple[int, int]:
@@ -369,11 +373,16 @@ class BagSource:
         :param note: is called with what cannot be read. :raises BagError: where there is no such bag or topic.
         """
         broken: dict[str, list[str]] = {}
+        losses: dict[str, list[str]] = {}
         for stamp, camera, message in self.messages(note):
             try:
-                yield StreamFrame(stamp, camera, decode_image(message))
+                picture = decode_image(message, losses.setdefault(message.topic, []).append)
+                yield StreamFrame(stamp, camera, picture)
             except FrameError as error:
                 broken.setdefault(message.topic, []).append(str(error))
+        for topic, texts in losses.items():
+            if texts:
+                note(f"{topic}: {len(texts)} images lose most of their levels; the first: {texts[0]}")
         for topic, errors in broken.items():
             remedy = f" ({DECODE})" if VIDEO_FORMATS.search(errors[0]) else ""
             note(f"{topic}: {len(errors)} images cannot be decoded; the first error: {errors[0]}{remedy}")

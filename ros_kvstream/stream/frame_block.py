@@ -36,6 +36,11 @@ class PendingGrid:
         """Mean stream time of the frames, which the model families write beside a grid."""
         return sum(self.seconds) / len(self.seconds)
 
+    @property
+    def patches_kept(self) -> int:
+        """Number of patches to prefill."""
+        return self.grid[0] * self.grid[1] if self.kept is None else int(self.kept.sum())
+
     def join(self, frame: Frame, seconds: float, kept: Tensor | None) -> None:
         """Add a second frame; a patch is prefilled where either frame keeps it."""
         self.frames, self.seconds = (*self.frames, frame), (*self.seconds, seconds)
@@ -61,6 +66,12 @@ class FrameBlock:
     def frames(self) -> int:
         """Number of waiting frames."""
         return sum(len(grid.frames) for grid in self._grids)
+
+    @property
+    def patches(self) -> tuple[int, int]:
+        """Patches of the waiting grids: to prefill, and left out."""
+        kept = sum(grid.patches_kept for grid in self._grids)
+        return kept, sum(grid.grid[0] * grid.grid[1] for grid in self._grids) - kept
 
     @property
     def crowded(self) -> bool:

@@ -52,7 +52,7 @@ class Ingest:
         self.frame_filter = FrameFilter(settings.gate, settings.saliency)
         self.block = FrameBlock(memory.block_frames, memory.frames_per_grid)
         self.budget_mib = memory.budget_mib
-        self.counters = dict.fromkeys(("seen", "kept", "gated", "questions"), 0)
+        self.counters = dict.fromkeys(("seen", "kept", "gated", "patches kept", "patches pruned", "questions"), 0)
         self.first_frame = self.largest_frame = self.largest_side = 1
         self._newest_of: dict[str, int] = {}
         self._text_slots = len(model.suffix_ids("")) + memory.max_question_tokens + memory.max_answer_tokens
@@ -134,7 +134,8 @@ class Ingest:
         """
         if not self.block:
             return 0.0, 0.0, 0.0
-        frames, records = self.block.frames, [self.frame_index[waiting.frame_id] for waiting in self.block]
+        frames, patches = self.block.frames, self.block.patches
+        records = [self.frame_index[waiting.frame_id] for waiting in self.block]
         archive = self.archive_retrieval if self.archive_retrieval and self.archive_retrieval.archive else None
         try:
             started = time.perf_counter()
@@ -161,6 +162,8 @@ class Ingest:
             raise
         else:
             self.counters["kept"] += frames
+            self.counters["patches kept"] += patches[0]
+            self.counters["patches pruned"] += patches[1]
         finally:
             self.block.clear()
         return 1e3 * (seen - started), 1e3 * (done - ready), 1e3 * (ready - seen)
@@ -319,6 +322,8 @@ class Ingest:
             frames_kept=counters["kept"] + self.block.frames,
             frames_gated=counters["gated"],
             frames_remembered=len(kept),
+            patches_kept=counters["patches kept"] + self.block.patches[0],
+            patches_pruned=counters["patches pruned"] + self.block.patches[1],
             oldest_stamp=min((record.stamp for record in records), default=0.0),
             newest_stamp=self.frame_index.newest_stamp(),
             compactions=arena.compactions,

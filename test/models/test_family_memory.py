@@ -124,15 +124,18 @@ def test_frames_come_back_from_an_archive_and_leave_no_trace(make: Callable[...,
 
 
 @EVERY_FAMILY
-def test_retrieved_frames_answer_like_kept_ones(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("content", ["embeddings", "kv"])
+def test_retrieved_frames_answer_like_kept_ones(make: Callable[..., Any], content: str) -> None:
     """Logits over frames brought back = logits over the same frames still in the arena, to float16.
 
     Both at the same distance from the question; the model has one layer, so a frame's keys depend on itself alone.
     """
     model = make(layers=1)
     frames, size = frames_of(6, 4), model.frame_tokens(*model.grid(*SIZE))
-    archive = ArchiveSettings(budget_mib=8.0, keep_ratio=1.0)
-    retrieval = RetrievalSettings(top_k=4, moment_gap_seconds=0.1, context="newest", newest_frames=0)
+    archive = ArchiveSettings(budget_mib=8.0, keep_ratio=1.0, content=content)
+    retrieval = RetrievalSettings(
+        top_k=4, moment_gap_seconds=0.1, moment_frames=4, context="newest", newest_frames=0, temporal_diversity="never"
+    )
     memory = stream_of(model, 4.0, archive=archive, retrieval=retrieval, block_frames=1)
     feed(memory, frames, stamps_of(model, 0.0, len(frames)))
     expected = question_logits(memory)

@@ -15,7 +15,7 @@ from support.running_node import compressed
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.node.compressed_images import MAX_PIXELS, compressed_to_rgb
-from ros_kvstream.node.settings import IngestSettings
+from ros_kvstream.node.settings import CameraSettings, IngestSettings
 
 RGB = np.random.default_rng(1).integers(0, 256, (24, 32, 3), dtype=np.uint8)
 SMOOTH = cv2.GaussianBlur(RGB, (0, 0), 5)
@@ -89,7 +89,59 @@ def test_a_small_file_that_claims_a_huge_picture_is_refused_before_decoding() ->
         compressed_to_rgb(compressed(data, 1.0, "png"))
 
 
-@pytest.mark.parametrize("form", ["16UC1; compressedDepth png", "16UC1; compressedDepth"])
+HALF_KINDS = {
+    "baseline": [], "optimized": [cv2.IMWRITE_JPEG_OPTIMIZE, 1], "restarts": [cv2.IMWRITE_JPEG_RST_INTERVAL, 4]}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("options", HALF_KINDS.values(), ids=HALF_KINDS)
+@pytest.mark.parametrize("grey", [False, True])
+def test_half_a_jpeg_with_an_end_mark_is_refused(options: list[int], share: float, grey: bool) -> None:
+    scene = cv2.resize(SMOOTH, (330, 250))
+    data = encode("jpg", scene[..., 0] if grey else scene, *options)
+    for end in range(int(share * len(data)), int(share * len(data)) + 40):
+        with pytest.raises(FrameError, match="JPEG image of 330 x 250 pixels is cut short: .* Check the"):
+            compressed_to_rgb(compressed(data[:end] + b"\xff\xd9", 1.0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(20, 100), st.booleans(),
+       st.sampled_from([*HALF_KINDS.values(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]]),
+       st.sampled_from(["noise", "grey", "end"]))
+def test_no_complete_jpeg_is_refused_as_half_of_one(height: int, width: int, seed: int, quality: int, colour: bool,
+                                                    options: list[int], kind: str) -> None:
+    """Also those that are, or end in, the grey of missing data."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    if kind != "noise":
+        pixels[0 if kind == "grey" else height // 2 :] = 128
+    data = encode("jpg", pixels if colour else pixels[..., 0], cv2.IMWRITE_JPEG_QUALITY, quality, *options)
+    for behind in (b"", b"\0" * 100, data[len(data) // 2 :]):  # a driver's buffer holds the end of an earlier picture
+        found = compressed_to_rgb(compressed(data + behind, 1.0))
+        expected = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("form", ["png", "", "image/png", "16UC1; png compressed 16UC1", "png compressed"])
+def test_one_channel_of_16_bits_is_depth_unless_a_picture_encoding_is_declared(form: str) -> None:
+    message = compressed(encode("png", DEPTH), 1.0, form)
+    with pytest.raises(FrameError, match="is a depth image; set ingest.depth"):
+        compressed_to_rgb(message)
+    found = compressed_to_rgb(message, IngestSettings(depth="grey", depth_near=1.0, depth_far=5.0))
+    assert found[0, 0, 0] == 0 and found[3, 4, 0] == 255 and found[-1, -1, 0] == 1
+
+
+@pytest.mark.parametrize("form", ["mono16; png compressed ", "mono16"])
+def test_a_declared_16_bit_picture_of_few_levels_is_reported_and_its_range_mapped(form: str) -> None:
+    message = compressed(encode("png", np.linspace(300, 5000, 24 * 32).astype(np.uint16).reshape(24, 32)), 1.0, form)
+    said: list[str] = []
+    dark = compressed_to_rgb(message, warn=said.append)
+    assert dark.max() < 20 and "uses 19 of 256 levels" in said[0]
+    picture = compressed_to_rgb(message, camera=CameraSettings("front", range="300 5000"), warn=said.append)
+    assert len(said) == 1 and len(np.unique(picture)) > 230
+
+
+@pytest.mark.parametrize("form", ["16UC1; compressedDepth png", "16UC1; compressedDepth", "compressedDepth",
+                                  "compressedDepth png", "; compressedDepth", "mono16; compressedDepth png"])
 def test_compressed_depth_is_refused_or_rendered(form: str) -> None:
     message = compressed(b"\0" * 12 + encode("png", DEPTH), 1.0, form)
     with pytest.raises(FrameError, match="ingest.depth"):

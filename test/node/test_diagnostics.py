@@ -40,6 +40,11 @@ def test_errors_inside_the_memory_are_counted_after_the_newest_is_no_longer_show
     assert state.level == OK and {value.key: value.value for value in state.values}["errors inside the memory"] == "3"
 
 
+def test_patches_left_out_by_saliency_are_in_the_status_of_the_memory() -> None:
+    memory = found(replace(HEALTH, memory=replace(MEMORY, patches_kept=30, patches_pruned=12)))["memory"]
+    assert {("patches kept", "30"), ("patches pruned", "12")} <= {(value.key, value.value) for value in memory.values}
+
+
 @pytest.mark.parametrize(("health", "part", "level", "reason"), [
     (replace(HEALTH, failure="configure failed: too small"), "state", ERROR, "too small"),
     (replace(HEALTH, fault="frame: out of memory"), "state", ERROR, "out of memory"),
@@ -52,6 +57,7 @@ def test_errors_inside_the_memory_are_counted_after_the_newest_is_no_longer_show
     (with_camera(silence=51.0), "camera front", STALE, "no image for 51 s"),
     (with_camera(incompatible="publisher offers best_effort"), "camera front", ERROR, "best_effort"),
     (with_camera(last_refusal="encoding 'x' is not supported"), "camera front", WARN, "'x'"),
+    (with_camera(image_loss="uses 5 of 256 levels"), "camera front", WARN, "uses 5 of 256"),
     (with_camera(heard=False), "camera front", OK, "waiting for the first image on /image"),
     (with_camera(dropped_lately={"queue": 6}), "ingest", WARN,
      "60 % of the frames are dropped, mostly because of 'queue'"),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from sensor_msgs.msg import Image
 
 from ros_kvstream.errors import FrameError, SettingsError
 from ros_kvstream.node.images import LAYOUTS, image_to_rgb
-from ros_kvstream.node.settings import IngestSettings
+from ros_kvstream.node.settings import CameraSettings, IngestSettings
 
 HEIGHT, WIDTH = 6, 8
 RGB = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
@@ -49,6 +50,19 @@ def mosaic(rgb: np.ndarray, pattern: str) -> np.ndarray:
     return seen
 
 
+def planes(encoding: str, luma: np.ndarray, chroma: np.ndarray, *, step: int, rows: int = 0, behind: int = 0) -> Image:
+    """A message of two planes, luma padded to ``rows`` rows and chroma in proportion, and bytes behind them."""
+    height, width = luma.shape
+    share, wide = len(chroma) / height, chroma[0].size // width
+    padded = np.full((rows or height, step), 0xA5, np.uint8)
+    padded[:height, :width] = luma
+    second = np.full((int((rows or height) * share), step * wide), 0x5A, np.uint8)
+    second[: len(chroma), : width * wide] = chroma.reshape(len(chroma), -1)
+    found = Image(height=height, width=width, encoding=encoding, step=step)
+    found.data.frombytes(padded.tobytes() + second.tobytes() + b"\x77" * behind)
+    return found
+
+
 LUMA = np.random.default_rng(2).integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
 HALF = np.random.default_rng(3).integers(0, 256, (HEIGHT, WIDTH // 2, 2), dtype=np.uint8)
 QUARTER = HALF[::2]
@@ -75,6 +89,8 @@ YUV422 = from_yuv(LUMA, *(np.repeat(HALF[..., i], 2, axis=1) for i in (0, 1)))
 YUV420 = from_yuv(LUMA, *(np.repeat(np.repeat(QUARTER[..., i], 2, axis=0), 2, axis=1) for i in (0, 1)))
 NV12 = np.concatenate([LUMA, QUARTER.reshape(HEIGHT // 2, WIDTH)])
 NV21 = np.concatenate([LUMA, QUARTER[..., ::-1].reshape(HEIGHT // 2, WIDTH)])
+FULL = np.random.default_rng(4).integers(0, 256, (HEIGHT, WIDTH, 2), dtype=np.uint8)
+NV24 = np.concatenate([LUMA, FULL.reshape(2 * HEIGHT, WIDTH)])
 
 TABLE: dict[str, tuple[np.ndarray, np.ndarray]] = {
     "rgb8": (RGB, RGB),
@@ -96,6 +112,7 @@ TABLE: dict[str, tuple[np.ndarray, np.ndarray]] = {
     "yuyv": (packed(0), YUV422),
     "nv12": (NV12, YUV420),
     "nv21": (NV21, YUV420),
+    "nv24": (NV24, from_yuv(LUMA, FULL[..., 0], FULL[..., 1])),
     **{f"bayer_{pattern}8": (mosaic(ONE_COLOUR, pattern), ONE_COLOUR) for pattern in ("rggb", "bggr", "gbrg", "grbg")},
     **{f"bayer_{pattern}16": (sixteen(mosaic(ONE_COLOUR, pattern)), ONE_COLOUR)
        for pattern in ("rggb", "bggr", "gbrg", "grbg")},
@@ -110,7 +127,8 @@ def test_the_table_holds_every_encoding_that_is_understood() -> None:
 @pytest.mark.parametrize("encoding", TABLE)
 def test_an_encoding_gives_exactly_its_pixels(encoding: str, padding: int) -> None:
     pixels, expected = TABLE[encoding]
-    found = image_to_rgb(message(pixels, encoding, padding=padding))
+    found = image_to_rgb(message(pixels, encoding, padding=padding) if encoding != "nv24" else
+                         planes(encoding, LUMA, FULL, step=WIDTH + padding))
     assert found.dtype == np.uint8 and found.shape == (HEIGHT, WIDTH, 3)
     np.testing.assert_array_equal(found, expected)
 
@@ -235,6 +253,113 @@ def test_rendered_depth_is_bright_near_dark_far_and_black_where_nothing_was_meas
 def test_impossible_depth_limits_are_refused(limits: dict) -> None:
     with pytest.raises(SettingsError, match="ingest.depth"):
         IngestSettings(**limits)
+
+
+@pytest.mark.parametrize(("rows", "behind"), [(16, 0), (16, 3), (32, 0), (64, 0), (6, 3), (6, 4000)])
+@pytest.mark.parametrize("step", [WIDTH, WIDTH + 4, 4096])
+@pytest.mark.parametrize(("encoding", "chroma"), [("nv12", QUARTER), ("nv21", QUARTER[..., ::-1]), ("nv24", FULL)])
+def test_chroma_is_read_from_where_it_begins_also_behind_a_padded_luma_plane(
+        encoding: str, chroma: np.ndarray, step: int, rows: int, behind: int) -> None:
+    image = planes(encoding, LUMA, chroma, step=step, rows=rows, behind=behind)
+    np.testing.assert_array_equal(image_to_rgb(image), TABLE[encoding][1])
+
+
+@pytest.mark.parametrize("encoding", ["nv12", "nv21"])
+def test_1088_rows_of_luma_for_1080_are_found(encoding: str) -> None:
+    luma = np.full((1080, 64), 90, np.uint8)
+    luma[1078:] = 200
+    chroma = np.full((540, 32, 2), 128, np.uint8)
+    chroma[:4] = (90, 200)
+    tight = image_to_rgb(planes(encoding, luma, chroma, step=64))
+    np.testing.assert_array_equal(image_to_rgb(planes(encoding, luma, chroma, step=64, rows=1088)), tight)
+
+
+@pytest.mark.parametrize(("encoding", "rows"), [("nv12", 1628), ("nv12", 1750), ("nv21", 2000), ("nv24", 3300)])
+def test_planes_whose_beginning_is_unknown_are_refused(encoding: str, rows: int) -> None:
+    image = Image(height=1080, width=640, encoding=encoding, step=640)
+    image.data.frombytes(bytes(640 * rows))
+    with pytest.raises(FrameError, match="bytes behind its planes.*where chroma begins is unknown. Set the camera"):
+        image_to_rgb(image)
+
+
+def losses(values: np.ndarray, encoding: str = "mono16", value_range: str = "0 65535") -> tuple[np.ndarray, list[str]]:
+    """The picture that 16-bit values become, and what is said of it."""
+    said: list[str] = []
+    rows, columns = values.shape[:2]
+    image = message(values.astype(np.uint16), encoding, rows=rows, columns=columns)
+    return image_to_rgb(image, camera=CameraSettings("front", range=value_range), warn=said.append), said
+
+
+RAMP = np.linspace(0.0, 1.0, 64 * 64).reshape(64, 64)
+
+
+@pytest.mark.parametrize(("low", "high", "levels"), [(0, 1023, 5), (7000, 9000, 9), (0, 4095, 17)])
+@pytest.mark.parametrize("encoding", ["mono16", "rgb16", "bayer_rggb16"])
+def test_16_bit_values_that_use_few_levels_are_reported_with_the_range_that_mends_it(
+        encoding: str, low: int, high: int, levels: int) -> None:
+    values = np.rint(low + (high - low) * RAMP)
+    values = np.repeat(values[..., None], 3, axis=2) if encoding == "rgb16" else values
+    picture, (text,) = losses(values, encoding)
+    assert len(np.unique(picture)) == levels
+    assert f"uses {levels} of 256 levels" in text and "front.range = '0 65535' maps 0 - 65535" in text
+    for value_range in ("auto", text.rsplit("'", 2)[-2]):
+        picture, said = losses(values, encoding, value_range)
+        assert not said and len(np.unique(picture)) > 230
+
+
+def test_a_range_maps_its_ends_to_black_and_white_and_clips_beyond() -> None:
+    values = np.array([[0, 6999, 7000, 7100, 8000, 9000, 9001, 65535]])
+    picture, _ = losses(values, value_range="7000 9000")
+    np.testing.assert_array_equal(picture[0, :, 0], [0, 0, 0, 13, 128, 255, 255, 255])
+
+
+def test_the_automatic_range_leaves_out_a_thousandth_of_outliers() -> None:
+    values = np.rint(7000 + 2000 * RAMP)
+    values[3, 5], values[40, 7] = 0, 65535
+    picture, said = losses(values, value_range="auto")
+    assert not said and picture[0, 10, 0] < 3 and picture[-1, -10, 0] > 252 and picture[40, 7, 0] == 255
+
+
+@pytest.mark.parametrize("value_range", ["0 65535", "auto"])
+@pytest.mark.parametrize("values", [np.full((8, 8), 7000), 30000 + RAMP * 200, RAMP * 65535],
+                         ids=["flat", "dim", "full"])
+def test_pictures_that_lose_little_are_not_reported(values: np.ndarray, value_range: str) -> None:
+    assert losses(np.rint(values), value_range=value_range)[1] == []
+
+
+def test_a_range_that_misses_the_values_is_reported() -> None:
+    assert "uses 1 of 256 levels: its values are 700" in losses(7000 + 2000 * RAMP, value_range="0 1023")[1][0]
+
+
+@pytest.mark.parametrize("value_range", ["", "full", "5", "1 2 3", "9 3", "4 4", "-1 7", "0 65536", "0.5 7", "nan inf"])
+def test_an_impossible_range_is_refused_by_name(value_range: str) -> None:
+    with pytest.raises(SettingsError, match=r"front.range = .*: must be auto, or two whole numbers"):
+        CameraSettings("front", range=value_range)
+
+
+FILES = {kind: cv2.imencode(suffix, cv2.GaussianBlur(np.tile(RGB, (20, 20, 1)), (0, 0), 5), options)[1].tobytes()
+         for kind, suffix, options in (("JPEG", ".jpg", []), ("JPEG ", ".jpg", [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]),
+                                       ("PNG", ".png", []), ("WebP", ".webp", [cv2.IMWRITE_WEBP_QUALITY, 80]))}
+
+
+@pytest.mark.parametrize("encoding", ["rgb8", "yuv422_yuy2", "mono8", "nv12", "bayer_rggb8", "16UC1", "mjpeg"])
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_file_in_place_of_pixels_is_refused_with_its_kind_and_what_to_set(
+        kind: str, encoding: str, padded: bool) -> None:
+    channels = {"rgb8": 3, "yuv422_yuy2": 2, "16UC1": 2}.get(encoding, 1)
+    image = Image(height=480, width=640, encoding=encoding, step=640 * channels)
+    image.data.frombytes(FILES[kind].ljust(480 * 640 * 3 * padded, b"\0"))
+    with pytest.raises(FrameError, match=f"holds a {kind.strip()} file.*front.transport to compressed.*mjpeg2rgb"):
+        image_to_rgb(image, IngestSettings(depth="grey"), CameraSettings("front"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([FILES[kind][:length] for kind in FILES for length in (2, 3, 4, 7)]), st.randoms())
+def test_pixels_that_only_begin_like_a_file_are_a_picture(start: bytes, random: Any) -> None:
+    data = (start + random.randbytes(RGB.size))[: RGB.size]
+    pixels = np.frombuffer(data, np.uint8).reshape(RGB.shape)
+    np.testing.assert_array_equal(image_to_rgb(message(pixels, "rgb8")), pixels)
 
 
 @settings(max_examples=200, deadline=None)

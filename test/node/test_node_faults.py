@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
@@ -68,6 +69,14 @@ def test_a_node_that_is_to_continue_drops_frames_reports_the_cause_and_recovers(
     bench.mend_model()
     bench.publish(2)
     assert bench.counts.seen == 4 and bench.counts.published == 9
+
+
+@pytest.mark.parametrize("bench", ["continue"], indirect=True)
+def test_what_the_conversion_of_a_picture_loses_is_reported_and_the_frame_is_kept(bench: Bench) -> None:
+    infrared = np.arange(56 * 56, dtype=np.uint16).reshape(56, 56) % 1024
+    bench.camera.publish(image(infrared, 0.1, "mono16"))
+    bench.until(lambda: any("uses 5 of 256 levels" in text and "camera.range" in text for text in bench.reports))
+    assert bench.counts.kept == 1 and not bench.counts.dropped.total()
 
 
 @pytest.mark.parametrize("bench", ["deactivate"], indirect=True)

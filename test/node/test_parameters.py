@@ -194,6 +194,17 @@ def test_a_camera_added_at_run_time_gets_parameters_and_a_bad_one_does_not_end_t
     assert [camera.transport for camera in node.parameters.cameras()] == ["raw", "compressed"]
 
 
+def test_the_range_of_a_camera_is_checked_when_it_is_set_and_reaches_its_settings(
+    declare: Callable[..., Declared],
+) -> None:
+    node = declare(camera__range="0 1023")
+    assert "camera.range = '5': must be auto, or two whole numbers" in node.set(camera__range="5")
+    assert [camera.range for camera in node.parameters.cameras()] == ["0 1023"]
+    assert node.set(camera__range="auto") == "" and node.parameters.cameras()[0].range == "auto"
+    with pytest.raises(SettingsError, match="camera.range = '9 3'"):
+        declare(camera__range="9 3")
+
+
 @pytest.mark.parametrize(
     "names", [[], ["a"] * 2, ["a/b"], ["9"], [""], ["gate"], [3], "front", [f"c{i}" for i in range(9)]], ids=str
 )

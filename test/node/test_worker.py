@@ -67,8 +67,9 @@ class Setup:
             observed=lambda frame, *_: self.told.note(f"frame {frame.stamp:g}"),
             frame_refused=lambda frame, error: self.told.note(f"refused {error}"),
             fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
+            image_loss=lambda frame, text: self.told.note(f"loss {text}"),
             token=lambda pending, _, index: self.told.note(f"token {pending.question.text}"))
-        self.worker = Worker(self.frames, self.counters, image_to_rgb, events)
+        self.worker = Worker(self.frames, self.counters, lambda frame: image_to_rgb(frame.message), events)
         settings = StreamSettings(memory=MemorySettings(budget_mib=budget_mib, policy="sliding_window"))
         self.made = self.worker.start(lambda: VideoMemory(settings, self.model))
 
@@ -265,7 +266,7 @@ def test_a_memory_that_cannot_be_made_is_reported_the_thread_ends_and_the_collec
         raise BudgetError("too small")
 
     counters = FrameCounters()
-    worker = Worker(FrameQueue(1, counters), counters, image_to_rgb, WorkerEvents(*[lambda *_: None] * 4))
+    worker = Worker(FrameQueue(1, counters), counters, lambda _: picture(1), WorkerEvents(*[lambda *_: None] * 5))
     with pytest.raises(BudgetError, match="too small"):
         worker.start(make).result(LONG)
     assert worker.stop(LONG) and gc.isenabled()

@@ -38,13 +38,13 @@ def read(source: BagSource) -> tuple[list[StreamFrame], list[str]]:
 IMAGE = "sensor_msgs/msg/Image"
 
 
-def picture_message(pixels: np.ndarray[Any, Any], stamp: float, kind: str) -> bytes:
+def picture_message(pixels: np.ndarray[Any, Any], stamp: float, kind: str, form: str = "png") -> bytes:
     header = TYPES.types["std_msgs/msg/Header"](
         stamp=TYPES.types["builtin_interfaces/msg/Time"](sec=int(stamp), nanosec=round(stamp % 1 * 1e9)), frame_id=""
     )
     if kind.endswith("CompressedImage"):
-        data = cv2.imencode(".png", pixels[..., ::-1])[1].reshape(-1)
-        message = TYPES.types[kind](header=header, format="png", data=data)
+        data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)[1].reshape(-1)
+        message = TYPES.types[kind](header=header, format=form, data=data)
     else:
         message = TYPES.types[kind](header=header, height=pixels.shape[0], width=pixels.shape[1], encoding="rgb8",
                                     is_bigendian=0, step=pixels[0].nbytes, data=pixels.reshape(-1))  # fmt: skip
@@ -347,6 +347,18 @@ def test_a_picture_that_cannot_be_decoded_is_counted_and_the_others_are_read(tmp
     frames, notes = read(BagSource(folder))
     assert [frame.stamp for frame in frames] == [7.0, 8.0, 10.0, 11.0]
     assert len(notes) == 1 and notes[0].startswith("/image/compressed: 1 images cannot be decoded")
+
+
+def test_16_bit_pictures_that_lose_most_of_their_levels_are_counted_and_depth_is_left_out(tmp_path: Path) -> None:
+    kind, values = "sensor_msgs/msg/CompressedImage", np.linspace(0, 1023, 64 * 64).astype(np.uint16).reshape(64, 64)
+    messages = [(topic, kind, (1 + index) * 10**9, picture_message(values, 1.0 + index, kind, form))
+                for topic, form in (("/infrared/compressed", "mono16; png compressed "), ("/depth/compressed", "png"))
+                for index in range(2)]
+    frames, notes = read(BagSource(write_messages(tmp_path / "bag", messages)))
+    assert [frame.camera for frame in frames] == ["infrared"] * 2
+    lost, depth = notes
+    assert lost.startswith("/infrared/compressed: 2 images lose most of their levels") and "uses 5 of 256" in lost
+    assert depth.startswith("/depth/compressed: 2 images cannot be decoded") and "is a depth image" in depth
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty folder", "other file", "no images", "metadata alone"])

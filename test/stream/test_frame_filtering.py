@@ -126,6 +126,9 @@ def test_pruned_patches_are_left_out_and_the_others_keep_their_true_positions() 
     for seed in range(3):
         whole.observe(half_plain(seed), 0.5 * seed)
     assert 0 < found[0].tokens < 16
+    kept_patches = sum(observation.tokens for observation in found)
+    assert (memory.stats().patches_kept, memory.stats().patches_pruned) == (kept_patches, 3 * 16 - kept_patches)
+    assert (whole.stats().patches_kept, whole.stats().patches_pruned) == (3 * 16, 0)
     for index in range(memory.model.shape.layers):
         ours, theirs = memory.arena.frame_slots(index), whole.arena.frame_slots(index)
         kept = {tuple(place) for place in ours.positions[0].tolist()}
