@@ -114,9 +114,10 @@ class Reporter:
             return Health(**common, model=str(self._parameters.value("model")))
         return Health(
             **common, model=session.memory.model_name, trained=session.memory.model.trained, policy=session.policy,
-            worker_died=session.worker.died, no_clock=self._no_clock(), memory=session.worker.stats, frames=session.counters.total(),
-            queue_capacity=session.frames.capacity, questions_waiting=len(session.worker.questions),
-            newest=self._newest, cameras=cameras, metrics=self._metrics)
+            worker_died=session.worker.died, no_clock=self._no_clock(), memory=session.worker.stats,
+            frames=session.counters.total(), queue_capacity=session.frames.capacity,
+            questions_waiting=len(session.worker.questions), newest=self._newest, cameras=cameras,
+            metrics=self._metrics)
 
     def _no_clock(self) -> bool:
         simulated = bool(self._node.get_parameter("use_sim_time").value)
