@@ -80,13 +80,14 @@ def show(report: dict[str, Any], console: Console) -> None:
         age, answer, cpu = row["age_ms"], row["answer_ms"], row["cpu"]
         times.append((
             count, f"{age['p50']:.0f} / {age['p95']:.0f}", f"{answer['p50']:.0f} / {answer['p95']:.0f}",
+            f"{answer['unanswered']} of {answer['n'] + answer['unanswered']}",
             f"{row['taken_per_second']:.1f} of {row['published_per_second']:.1f}",
             ", ".join(f"{cause} {number}" for cause, number in row["dropped"].items() if number) or "none",
         ))  # fmt: skip
         parts = [cpu[name] for name in ("worker", "worker_outside_model", "others", "outside_model_per_camera")]
         shares.append((count, *(f"{100 * share:.1f}" for share in parts)))
     console.print(figures_table("The node under 640 x 480 cameras; ms, p50 / p95",
-                                ("cameras", "frame age", "answer", "taken per second", "dropped"), times))  # fmt: skip
+                                ("cameras", "frame age", "answer", "unanswered", "taken per second", "dropped"), times))  # fmt: skip
     console.print(figures_table("Processor time, % of one core",
                                 ("cameras", "worker", "of it not model", "other threads", "not model, per camera"),
                                 shares))  # fmt: skip

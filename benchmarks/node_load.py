@@ -104,6 +104,7 @@ class LoadClient(NodeClient):
         self.ages: list[float] = []
         """Age of each newest remembered frame when it had been prefilled, ms."""
         self.answers: list[float] = []
+        self.unanswered = 0
         """Time from the call of ~/query to its response, ms."""
         super().__init__(domain)
         self.cameras = [SoakCamera(self.node, plan, number, scene) for number, plan in enumerate(plans)]
@@ -139,16 +140,17 @@ class LoadClient(NodeClient):
         future = self.ask(QUESTION)
 
         def note(done: Future[Any]) -> None:
-            with suppress(Exception):  # a failed call has no time
-                if done.result().success:
-                    self.answers.append(1e3 * (time.monotonic() - asked))
+            if done.exception() is None and done.result().success:
+                self.answers.append(1e3 * (time.monotonic() - asked))
+            else:
+                self.unanswered += 1
 
         future.add_done_callback(note)
         return future
 
     def reset(self) -> None:
         """Discard the recorded times."""
-        self.ages, self.answers = [], []
+        self.ages, self.answers, self.unanswered = [], [], 0
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -204,7 +206,7 @@ def measure(load: Load, domain: int, processes: ProcessGroup, outside_model: flo
     causes = [dict(zip(stats.drop_causes, stats.drop_counts, strict=True)) for stats in (first, last)]
     return {
         "age_ms": ages,
-        "answer_ms": answers,
+        "answer_ms": answers | {"unanswered": client.unanswered},
         "published_per_second": published / seconds,
         "taken_per_second": taken,
         "kept_per_second": (last.frames_kept - first.frames_kept) / seconds,

@@ -11,7 +11,6 @@ import json
 import math
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +108,7 @@ class _Playback:
         self._result = result
         self._questions = QuestionQueue(job)
         self._model = ModelSettings(path=job.cell.model)
+        self._untraced = 0
 
     def play(self) -> None:
         """Play everything and fill the result."""
@@ -129,6 +129,8 @@ class _Playback:
         if lost:
             notes.append(f"the node dropped frames ({lost}): its answers can differ from those of a run in code")
         memory = {name: int(getattr(stats, name)) for name in RUN_MEMORY}
+        if self._untraced:
+            notes.append(f"memory over time lacks {self._untraced} points: the node was busy for {SETTLE_SECONDS:g} s")
         if not describe_model(self._model).trained:
             notes.append(UNTRAINED)
         result.run |= questions.data() | {"dropped": dropped, "notes": notes, "memory": memory}
@@ -141,10 +143,13 @@ class _Playback:
         """Ask after the frames so far have arrived, and pause the replay meanwhile."""
         paused, frames = time.monotonic(), self._questions.frames
         if frames:
-            with suppress(ProcessError):
+            try:
                 stats = self._settled()
                 point = trace_point(stats, to_seconds(stats.newest_stamp), frames, stats.process_bytes, [])
                 self._result.run["trace"].append(point)
+            except ProcessError:  # it has ended, or is still busy
+                self._node.check()
+                self._untraced += 1
         line = self._questions.line(question)
         if line["error"]:
             return line

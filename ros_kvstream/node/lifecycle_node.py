@@ -45,6 +45,8 @@ AUTOSTARTED = (" This node configures and activates itself: set its parameter au
                "manager does that.")
 TICK_SECONDS = 0.05
 """Period of the timer that measures the executor lateness."""
+END_SECONDS = 7.0
+"""How long the end of the process waits for the worker, such as for a save: launch kills it 10 s after SIGINT."""
 STOP_SECONDS = 10.0
 """How long a cleanup waits for the worker to finish its current step."""
 
@@ -284,6 +286,7 @@ class KvStreamNode(LifecycleNode):
         if not hasattr(self, "_heartbeat"):  # the constructor raised; since Kilted the context destroys the node then
             return super().destroy_node()
         self._heartbeat.stop()
+        self._stop_seconds = END_SECONDS
         self.released = not self._in_transition and self._release()
         self._endpoints.destroy()
         super().destroy_node()

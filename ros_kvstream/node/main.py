@@ -1,81 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executable ``kvstream_node``: one executor thread, one worker thread, clean exit on Ctrl-C."""
+"""The executable ``kvstream_node``: Ctrl-C and SIGTERM end it with status 0 at any time, also while it starts or ends.
+
+ROS 2 and the node are imported here and not above, since their import takes a second.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
 
-import rclpy
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-
-from ros_kvstream.errors import SettingsError
-from ros_kvstream.node.lifecycle_node import KvStreamNode
-from ros_kvstream.node.parameters import report_unused_arguments
-from ros_kvstream.node.rclpy_compat import RclError
-from ros_kvstream.node.security import security_hint
-
-BAD_PARAMETER = 2
-"""Exit status when a parameter value given at start is rejected, or a parameter file cannot be read."""
-NO_MIDDLEWARE = 3
-"""Exit status when the middleware does not start, for example because enforced security is not available."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the node until it is shut down; returns the exit status."""
-    initialized = False
+def main() -> None:
+    """Run the node and end the process. The interpreter is not torn down: torch and rclpy need seconds for that."""
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: os._exit(0))  # nothing is open yet
+    from ros_kvstream.node.run import run
+
     try:
-        rclpy.init(args=arguments)
-        initialized = True
-        node = KvStreamNode()
-        report_unused_arguments(node, sys.argv if arguments is None else arguments)
-    except SettingsError as error:
-        return _fail(str(error), BAD_PARAMETER)
-    except (KeyboardInterrupt, ExternalShutdownException):
-        _shut_down()
-        return 0
-    except RclError as error:
-        if initialized and not rclpy.ok():  # shut down while the node was being created
-            return 0
-        if "Couldn't parse" in str(error):  # the values at the end are places in the source of rcl
-            return _fail(f"{str(error).split(', at /')[0].rstrip('.')}.", BAD_PARAMETER)
-        return _fail(f"ROS 2 does not start: {error}.{security_hint(error)}", NO_MIDDLEWARE)
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    try:
-        if node.parameters.value("autostart"):
-            executor.create_task(node.start)
-        executor.spin()
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
-    finally:
-        node.destroy_node()
-        executor.shutdown(timeout_sec=1.0)
-        _shut_down()
-    if not node.released:
-        # The worker thread may still be loading a model; a normal exit would wait for it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    return 0
+        for number in SIGNALS:
+            signal.signal(number, signal.default_int_handler)  # rclpy calls it after its own
+        status = run(ending=ignore_signals)
+    except KeyboardInterrupt:
+        status = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
-def _shut_down() -> None:
-    """Shut ROS 2 down, unless its own signal handler does so at the same time."""
-    try:
-        rclpy.try_shutdown()
-    except RclError:
-        if rclpy.ok():
-            raise
-
-
-def _fail(reason: str, status: int) -> int:
-    """Log why the node does not run; returns the exit status."""
-    rclpy.logging.get_logger("kvstream").fatal(reason)
-    _shut_down()
-    return status
+def ignore_signals() -> None:
+    """Ignore further signals: the end of the node is bounded, and must not be interrupted."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -182,4 +182,4 @@ class Heartbeat:
         """Stop the thread and wait for it."""
         self._stop.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
+            self._thread.join(1.0)

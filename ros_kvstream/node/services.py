@@ -16,7 +16,7 @@ from std_srvs.srv import Trigger
 
 from ros_kvstream import msg
 from ros_kvstream.action import Ask
-from ros_kvstream.errors import KvStreamError, QuestionCancelled, QuestionError
+from ros_kvstream.errors import KvStreamError, QuestionError
 from ros_kvstream.node.messages import answer_message, fill_answer, fill_refusal, question_from
 from ros_kvstream.node.parameters import NodeParameters
 from ros_kvstream.node.questions import PendingQuestion, Question
@@ -29,6 +29,9 @@ from ros_kvstream.srv import MemoryFile, Query
 if TYPE_CHECKING:
     from ros_kvstream.stream.checkpoint import SavedMemory
     from ros_kvstream.stream.memory import VideoMemory
+
+
+CANCELLED = "cancelled by the client"
 
 
 class Services:
@@ -69,23 +72,27 @@ class Services:
         async def ask(question: Question) -> Answer:
             pending = self._open_goals[key] = PendingQuestion(
                 question, on_token=lambda text, index: goal.publish_feedback(Ask.Feedback(text=text, index=index)))
+            if goal.is_cancel_requested:  # the cancel request was faster than this coroutine
+                pending.cancel(CANCELLED)
             return await self._ask(pending)
 
         error = await self._respond(goal.request, result, ask)
         self._open_goals.pop(key, None)
         if error is None:
             goal.succeed()
-        elif goal.is_cancel_requested and isinstance(error, QuestionCancelled):
+        elif goal.is_cancel_requested:
             goal.canceled()
         else:
             goal.abort()
         return result
 
     def _cancel(self, goal: Any) -> CancelResponse:
-        """Stop generation at the next token."""
+        """Stop generation at the next token; refused once there is an answer."""
         pending = self._open_goals.get(bytes(goal.goal_id.uuid))
         if pending is not None:
-            pending.cancel("cancelled by the client")
+            if pending.answer.done():
+                return CancelResponse.REJECT
+            pending.cancel(CANCELLED)
             if self._status.session is not None:
                 self._status.session.worker.questions.expire()
         return CancelResponse.ACCEPT

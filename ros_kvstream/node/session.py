@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ros_kvstream.errors import MemoryFileError
+from ros_kvstream.memory.partial_files import remove_partial_files
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.compressed_images import compressed_to_rgb
 from ros_kvstream.node.frame_counters import FrameCounters
@@ -95,11 +96,13 @@ def _make_memory(settings: StreamSettings, restore: Path | None, log: Callable[[
 
 
 def _restore_from(parameters: NodeParameters, log: Callable[[str], None]) -> Path | None:
-    """Return the file to restore the memory from; None for an empty memory."""
-    name = parameters.value("memory.restore")
+    """Return the file to restore the memory from, None for an empty memory; remove what an interrupted save left."""
+    directory, name = parameters.value("memory.directory"), parameters.value("memory.restore")
+    if directory and (removed := remove_partial_files(Path(directory).expanduser())):
+        log(f"memory.directory: removed {', '.join(removed)}, left by a save that was interrupted.")
     if not name:
         return None
-    path = memory_file(parameters.value("memory.directory"), name)
+    path = memory_file(directory, name)
     if path.exists():
         return path
     log(f"memory.restore: {path.name} does not exist yet; the memory starts empty.")

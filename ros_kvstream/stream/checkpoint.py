@@ -24,6 +24,7 @@ from torch import Tensor
 from ros_kvstream.errors import ArchiveError, KvStreamError, MemoryFileError
 from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.frame_index import FrameRecord
+from ros_kvstream.memory.partial_files import partial_file
 from ros_kvstream.retrieval.archive_retrieval import model_fingerprint
 from ros_kvstream.stream.ingest import Ingest
 
@@ -79,7 +80,7 @@ def save_memory(ingest: Ingest, path: Path) -> SavedMemory:
     state["tensors"] = {key: [*_header(tensor), zlib.crc32(_bytes(tensor))] for key, tensor in tensors.items()}
     text = json.dumps(state)
     metadata = {"format": FORMAT, "version": str(VERSION), "state": text, "check": str(zlib.crc32(text.encode()))}
-    partial = path.with_name(path.name + ".part")
+    partial = partial_file(path)
     try:
         with open(partial, "wb") as file:
             _write(file, tensors, metadata)
@@ -88,8 +89,9 @@ def save_memory(ingest: Ingest, path: Path) -> SavedMemory:
         os.replace(partial, path)
         return SavedMemory(path.stat().st_size, len(ingest.arena.frames_kept()))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise MemoryFileError(f"memory file {path.name!r} cannot be written: {error.strerror}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load_memory(ingest: Ingest, path: Path) -> SavedMemory:

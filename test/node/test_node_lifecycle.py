@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from rcl_interfaces.srv import (
     SetParametersAtomically,
 )
 from rclpy.parameter import parameter_dict_from_yaml_file, parameter_value_to_python
-from support.running_node import RunningNode, image, picture, running_node
+from support.running_node import PATIENCE, RunningNode, image, picture, running_node
+
+from ros_kvstream.srv import MemoryFile
 
 CONFIGURE, ACTIVATE = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE
 DEACTIVATE, CLEANUP = Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP
@@ -352,10 +356,63 @@ def test_a_node_that_starts_itself_names_autostart_to_a_lifecycle_manager(tmp_pa
         assert "autostart to false when a lifecycle manager does that" in node.output()
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5])
+def test_ctrl_c_while_modules_are_imported_ends_the_node_without_an_error(delay: float) -> None:
+    code = "from ros_kvstream.node.main import main, os\nprint('importing', flush=True)\nmain()"
+    with subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env=_quiet()) as process:  # fmt: skip
+        assert process.stdout is not None and "importing" in process.stdout.readline()
+        time.sleep(0.01 + delay)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(60) == 0 and "Traceback" not in rest
+
+
+SLOW_SAVE = """
+import time
+from ros_kvstream.node import lifecycle_node
+from ros_kvstream.node.main import main
+from ros_kvstream.stream import checkpoint
+
+def write_half(file, tensors, metadata):
+    file.write(bytes(1000))
+    file.flush()
+    print("half written", flush=True)
+    time.sleep(600)
+
+checkpoint._write = write_half
+lifecycle_node.END_SECONDS = 1.0
+main()
+"""
+
+
+def test_ctrl_c_pressed_again_and_again_during_a_save_leaves_nothing_behind(tmp_path: Path, random_model: Path) -> None:
+    folder = tmp_path / "memories"
+    folder.mkdir()
+    stale = folder / "m.safetensors.999999999.part"
+    stale.write_bytes(bytes(100))
+    os.utime(stale, (1.0, 1.0))
+    parameters = {"model": random_model, "memory.directory": folder}
+    with running_node(tmp_path, parameters, program=("-c", SLOW_SAVE)) as node:
+        node.until_active()
+        assert "removed m.safetensors.999999999.part" in node.output() and not stale.exists()
+        client = node.client.create_client(MemoryFile, "/kvstream/save")
+        assert client.wait_for_service(PATIENCE)
+        client.call_async(MemoryFile.Request(name="m"))
+        node.until(lambda: "half written" in node.output(), "half of the file")
+        assert len([*folder.iterdir()]) == 1
+        for _ in range(4):
+            node.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(PATIENCE) == 0 and "Traceback" not in node.output()
+        assert not [*folder.iterdir()]
+
+
 def test_ctrl_c_while_the_node_is_being_made_ends_it_without_an_error() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time\nfrom ros_kvstream.node import lifecycle_node, main\n"
                            "def heard(*_):\n    print('making', flush=True)\n    time.sleep(600)\n"
-                           "lifecycle_node.Services = heard\nraise SystemExit(main.main([]))"],
+                           "lifecycle_node.Services = heard\nmain.main()"],
                           text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_quiet()) as process:
         assert process.stdout is not None and "making" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -371,6 +428,4 @@ def test_ctrl_c_while_the_model_is_loaded_ends_the_node_at_once(tmp_path: Path, 
 
 
 def _quiet() -> dict[str, str]:
-    import os
-
     return {**os.environ, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "ROS_DOMAIN_ID": "19"}

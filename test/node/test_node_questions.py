@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from action_msgs.msg import GoalStatus
+from action_msgs.msg import GoalInfo, GoalStatus
+from action_msgs.srv import CancelGoal
 from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.action import ActionClient
 from sensor_msgs.msg import Image
 from support.running_node import RunningNode, image, picture, running_node
+from unique_identifier_msgs.msg import UUID
 
+from ros_kvstream.action import Ask
 from ros_kvstream.msg import KvStats
 from ros_kvstream.node.messages import to_seconds, to_stamp
 
@@ -174,6 +179,27 @@ def test_a_cancelled_goal_stops_and_the_memory_is_as_before(node: RunningNode, c
     assert not result.success and result.message == "cancelled by the client" and len(feedback) < LONG_ANSWER
     after = node.ask("what is there ?", max_new_tokens=3)
     assert after.answer == before.answer and after.memory.slots_used == before.memory.slots_used
+
+
+def test_a_cancel_right_behind_its_goal_is_never_lost(node: RunningNode, camera) -> None:
+    publish(node, camera, 1)
+    client, accepted = ActionClient(node.client, Ask, "/kvstream/ask"), 0
+    node.until(client.server_is_ready, "the action ~/ask")
+    for _ in range(30):
+        uuid = UUID(uuid=[*os.urandom(16)])
+        goal = Ask.Goal(question="what is there ?", max_new_tokens=LONG_ANSWER)
+        sent = client.send_goal_async(goal, goal_uuid=uuid)
+        request = CancelGoal.Request(goal_info=GoalInfo(goal_id=uuid))
+        response = node.call(CancelGoal, "/kvstream/ask/_action/cancel_goal", request)
+        node.until(sent.done, "the goal to be accepted")
+        if response.goals_canceling:
+            accepted += 1
+        else:  # the cancel overtook its goal, and was refused
+            sent.result().cancel_goal_async()
+        status, result = node.result(sent.result())
+        assert status == GoalStatus.STATUS_CANCELED and result.message == "cancelled by the client"
+    assert accepted
+    client.destroy()
 
 
 def test_a_goal_that_cannot_be_answered_is_aborted_with_the_reason(node: RunningNode) -> None:

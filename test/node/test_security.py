@@ -24,9 +24,9 @@ from support.running_node import image, own_context, own_domain, picture, runnin
 
 from ros_kvstream.errors import KvStreamError
 from ros_kvstream.node.cameras import CameraSubscription
-from ros_kvstream.node.main import NO_MIDDLEWARE
 from ros_kvstream.node.messages import to_stamp
 from ros_kvstream.node.rclpy_compat import RclError
+from ros_kvstream.node.run import NO_MIDDLEWARE
 from ros_kvstream.node.security import security_hint
 from ros_kvstream.node.settings import CameraSettings
 

@@ -255,11 +255,13 @@ class RunningNode:
 
 @contextmanager
 def running_node(folder: Path, parameters: dict[str, Any] | None = None, *arguments: str,
-                 environment: dict[str, str] | None = None, held_domain: int | None = None) -> Iterator[RunningNode]:
+                 environment: dict[str, str] | None = None, held_domain: int | None = None,
+                 program: tuple[str, ...] = ("-m", "ros_kvstream.node.main")) -> Iterator[RunningNode]:
     """Run a node process in a domain of its own; both ends are gone afterwards, whatever happens.
 
     :param folder: for the log; :param parameters: node parameters over SMALL; :param arguments: further ROS arguments;
-    :param environment: variables of the node's process alone; :param held_domain: a domain that the caller holds.
+    :param environment: variables of the node's process alone; :param held_domain: a domain that the caller holds;
+    :param program: what Python runs.
     """
     given = [part for name, value in {**SMALL, **(parameters or {})}.items() for part in ("-p", f"{name}:={value}")]
     log = folder / "node.log"
@@ -269,7 +271,7 @@ def running_node(folder: Path, parameters: dict[str, Any] | None = None, *argume
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
         with open(log, "w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", *given, *arguments],
+                [sys.executable, *program, "--ros-args", *given, *arguments],
                 stdout=output, stderr=subprocess.STDOUT, text=True, env=variables)
         context = rclpy.Context()
         rclpy.init(context=context, domain_id=domain)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the node: one executor thread, one worker thread, clean exit on Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+
+from ros_kvstream.errors import SettingsError
+from ros_kvstream.memory.partial_files import remove_partial_files
+from ros_kvstream.node.lifecycle_node import KvStreamNode
+from ros_kvstream.node.parameters import report_unused_arguments
+from ros_kvstream.node.rclpy_compat import RclError
+from ros_kvstream.node.security import security_hint
+
+BAD_PARAMETER = 2
+"""Exit status when a parameter value given at start is rejected, or a parameter file cannot be read."""
+NO_MIDDLEWARE = 3
+"""Exit status when the middleware does not start, for example because enforced security is not available."""
+
+
+def run(ending: Callable[[], None]) -> int:
+    """Run the node until it is shut down; returns the exit status.
+
+    The process must end after it: a worker thread that still loads a model or writes a file is abandoned.
+
+    :param ending: called once before the node is destroyed, and again after ROS 2 has given its signal handlers back.
+    """
+    initialized = False
+    try:
+        rclpy.init()
+        initialized = True
+        node = KvStreamNode()
+        report_unused_arguments(node, sys.argv)
+    except SettingsError as error:
+        return _fail(str(error), BAD_PARAMETER)
+    except (KeyboardInterrupt, ExternalShutdownException):
+        _shut_down()
+        return 0
+    except RclError as error:
+        if initialized and not rclpy.ok():  # shut down while the node was being created
+            return 0
+        if "Couldn't parse" in str(error):  # the values at the end are places in the source of rcl
+            return _fail(f"{str(error).split(', at /')[0].rstrip('.')}.", BAD_PARAMETER)
+        return _fail(f"ROS 2 does not start: {error}.{security_hint(error)}", NO_MIDDLEWARE)
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        if node.parameters.value("autostart"):
+            executor.create_task(node.start)
+        executor.spin()
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    finally:
+        ending()
+        directory = node.parameters.value("memory.directory")
+        node.destroy_node()
+        executor.shutdown(timeout_sec=1.0)
+        _shut_down()
+        ending()
+        if directory and not node.released:
+            remove_partial_files(Path(directory).expanduser(), own=True)
+    return 0
+
+
+def _shut_down() -> None:
+    """Shut ROS 2 down, unless its own signal handler does so at the same time."""
+    try:
+        rclpy.try_shutdown()
+    except RclError:
+        if rclpy.ok():
+            raise
+
+
+def _fail(reason: str, status: int) -> int:
+    """Log why the node does not run; returns the exit status."""
+    rclpy.logging.get_logger("kvstream").fatal(reason)
+    _shut_down()
+    return status
+
