@@ -86,8 +86,10 @@ def show(report: dict[str, Any], console: Console) -> None:
         ))  # fmt: skip
         parts = [cpu[name] for name in ("worker", "worker_outside_model", "others", "outside_model_per_camera")]
         shares.append((count, *(f"{100 * share:.1f}" for share in parts)))
-    console.print(figures_table("The node under 640 x 480 cameras; ms, p50 / p95",
-                                ("cameras", "frame age", "answer", "unanswered", "taken per second", "dropped"), times))  # fmt: skip
+    console.print(figures_table(
+        "The node under 640 x 480 cameras; ms, p50 / p95",
+        ("cameras", "frame age", "answer", "unanswered", "taken per second", "dropped"), times,
+    ))  # fmt: skip
     console.print(figures_table("Processor time, % of one core",
                                 ("cameras", "worker", "of it not model", "other threads", "not model, per camera"),
                                 shares))  # fmt: skip

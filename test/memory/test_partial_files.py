@@ -19,8 +19,8 @@ GONE, RUNS = 999_999_999, os.getppid()
     ("m.safetensors.part", 100.0, True),
     ("film.mp4.part", 100.0, False),
     ("m.safetensors", 100.0, False),
-], ids=["of a process that has ended", "of another machine perhaps", "being written", "of an earlier process with this id",
-        "of an earlier version", "of another program", "complete"])  # fmt: skip
+], ids=["of a process that has ended", "of another machine perhaps", "being written",
+        "of an earlier process with this id", "of an earlier version", "of another program", "complete"])  # fmt: skip
 def test_stale_partial_files_of_memories_are_removed(tmp_path: Path, name: str, age: float, removed: bool) -> None:
     file = tmp_path / name
     file.write_bytes(b"half")
