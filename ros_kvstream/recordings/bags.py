@@ -209,6 +209,11 @@ def header_stamp(data: bytes) -> float:
     return float(whole + nanoseconds / 1e9)
 
 
+def with_stamp(data: bytes, nanoseconds: int) -> bytes:
+    """Copy of a serialized image message with another header stamp."""
+    return data[:4] + struct.pack("<iI" if data[1] & 1 else ">iI", *divmod(nanoseconds, 10**9)) + data[HEADER_BYTES:]
+
+
 @lru_cache(maxsize=1024)
 def stamp_fault(path: Path, topics: frozenset[str], files: tuple[tuple[Path, int], ...]) -> str:
     """Return why the header stamps of these topics are unusable; empty where they are usable.
@@ -337,7 +342,8 @@ class BagSource:
     def messages(self, note: Note = ignore) -> Iterator[tuple[float, str, RawMessage]]:
         """Yield (stamp, camera, serialized message) of every image of the part.
 
-        Stamps are those of the headers, or the times of reception where the header stamps of the bag are unusable.
+        Stamps are those of the headers, or the times of reception where the header stamps of the bag are unusable; the
+        headers of the messages yielded agree with them.
         """
         said = set[str]()
 
@@ -364,8 +370,10 @@ class BagSource:
         for message in read_messages(self.path, topics, note):
             if len(message.data) < HEADER_BYTES:
                 note(f"{message.topic}: left out a message of {len(message.data)} bytes, which has no header")
-            else:
-                yield message.received / 1e9 if fault else header_stamp(message.data), message
+                continue
+            if fault:
+                message = message._replace(data=with_stamp(message.data, message.received))
+            yield header_stamp(message.data), message
 
     def frames(self, note: Note = ignore) -> Iterator[StreamFrame]:
         """Yield every frame of the part in the order in which the recorder received them.

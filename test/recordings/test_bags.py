@@ -23,6 +23,7 @@ from ros_kvstream.recordings.bags import (
     header_stamp,
     picture_size,
     read_messages,
+    with_stamp,
 )
 from ros_kvstream.recordings.frame_sources import FrameStore, StreamFrame
 
@@ -119,6 +120,7 @@ def test_pictures_with_unusable_header_stamps_come_on_the_times_of_their_recepti
     assert [frame.stamp for frame in frames] == pytest.approx([100 + step for step in STEPS])
     assert source.first_stamp() == 100.0
     assert len(notes) == 1 and "/image" in notes[0] and "times of reception are used" in notes[0]
+    assert all(header_stamp(message.data) == stamp for stamp, _, message in source.messages()), "as played to a node"
     assert len(read(BagSource(source.path, start=1.0, duration=2.0))[0]) == 21
 
 
@@ -196,6 +198,13 @@ def test_a_topic_that_is_not_there_or_not_the_only_one_is_refused_with_those_tha
     for name, said in (("/left", "no image topic '/left'"), ("", "has 3 image topics")):
         with pytest.raises(BagError, match=rf"{said}.*/front/image_raw \(raw, 6 frames\)"):
             find_image_topic(two_cameras, name)
+
+
+@pytest.mark.parametrize("start", [b"\0\1\0\0", b"\0\0\0\0"], ids=["little endian", "big endian"])
+def test_a_stamp_is_replaced_in_either_byte_order(start: bytes) -> None:
+    data = start + bytes(8) + b"the rest"
+    found = with_stamp(data, 1_700_000_000_500_000_000)
+    assert header_stamp(found) == 1_700_000_000.5 and found[:4] == start and found[12:] == b"the rest"
 
 
 def test_stamps_are_read_in_either_byte_order() -> None:
