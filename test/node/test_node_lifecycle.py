@@ -423,7 +423,7 @@ def test_ctrl_c_while_the_node_is_being_made_ends_it_without_an_error() -> None:
 def test_ctrl_c_while_the_model_is_loaded_ends_the_node_at_once(tmp_path: Path, random_model: Path) -> None:
     with running_node(tmp_path, {"model": random_model}) as node:
         node.until(lambda: node.client.count_publishers("/diagnostics") > 0, "the node")
-        assert node.interrupt() == 0
+        assert node.interrupt() == 0, node.output()
         assert "Traceback" not in node.output()
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from action_msgs.msg import GoalInfo, GoalStatus
 from action_msgs.srv import CancelGoal
@@ -14,8 +15,6 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.action import ActionClient
 from sensor_msgs.msg import Image
 from support.running_node import RunningNode, image, picture, running_node
-from unique_identifier_msgs.msg import UUID
-
 from ros_kvstream.action import Ask
 from ros_kvstream.msg import KvStats
 from ros_kvstream.node.messages import to_seconds, to_stamp
@@ -186,7 +185,8 @@ def test_a_cancel_right_behind_its_goal_is_never_lost(node: RunningNode, camera)
     client, accepted = ActionClient(node.client, Ask, "/kvstream/ask"), 0
     node.until(client.server_is_ready, "the action ~/ask")
     for _ in range(30):
-        uuid = UUID(uuid=[*os.urandom(16)])
+        uuid = GoalInfo().goal_id
+        uuid.uuid = np.frombuffer(os.urandom(16), np.uint8)
         goal = Ask.Goal(question="what is there ?", max_new_tokens=LONG_ANSWER)
         sent = client.send_goal_async(goal, goal_uuid=uuid)
         request = CancelGoal.Request(goal_info=GoalInfo(goal_id=uuid))

@@ -50,7 +50,7 @@ def test_cmake_generates_exactly_the_files_that_exist() -> None:
     assert listed == [path.relative_to(ROOT).as_posix() for path in INTERFACES]
 
 
-IN_DIAGNOSTICS = {"camera_slots", "archive_problem"}
+IN_DIAGNOSTICS = {"camera_slots", "archive_problem", "position_limit", "position_source"}
 """Figures that the node reports in words, on /diagnostics, and not in ~/stats."""
 
 
