@@ -14,11 +14,11 @@ from ros_kvstream.errors import SettingsError
 from ros_kvstream.memory.partial_files import remove_partial_files
 from ros_kvstream.node.lifecycle_node import KvStreamNode
 from ros_kvstream.node.parameters import report_unused_arguments
-from ros_kvstream.node.rclpy_compat import RclError
+from ros_kvstream.node.rclpy_compat import RclError, UnknownArguments
 from ros_kvstream.node.security import security_hint
 
 BAD_PARAMETER = 2
-"""Exit status when a parameter value given at start is rejected, or a parameter file cannot be read."""
+"""Exit status when an argument or a parameter value is rejected, or a parameter file cannot be read."""
 NO_MIDDLEWARE = 3
 """Exit status when the middleware does not start, for example because enforced security is not available."""
 
@@ -38,6 +38,9 @@ def run(ending: Callable[[], None]) -> int:
         report_unused_arguments(node, sys.argv)
     except SettingsError as error:
         return _fail(str(error), BAD_PARAMETER)
+    except UnknownArguments as error:
+        return _fail(f"unknown arguments behind --ros-args: {error}. A parameter is given as -p NAME:=VALUE.",
+                     BAD_PARAMETER)
     except (KeyboardInterrupt, ExternalShutdownException):
         _shut_down()
         return 0
