@@ -130,18 +130,23 @@ def test_an_archive_brings_frames_back_with_all_their_text(make: Callable[..., A
 
 
 @EVERY_FAMILY
-def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_own(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("content", ["embeddings", "kv"])
+def test_retrieved_frames_stand_before_what_is_shown_each_at_positions_of_its_own(
+    make: Callable[..., Any], content: str
+) -> None:
     model = make(layers=1)
     retrieval = RetrievalSettings(top_k=3, moment_gap_seconds=0.1, context="newest", newest_frames=1)
-    memory = checks.stream_of(model, archive=ArchiveSettings(budget_mib=4.0, keep_ratio=1.0), retrieval=retrieval)
+    archive = ArchiveSettings(budget_mib=4.0, keep_ratio=1.0, content=content)
+    memory = checks.stream_of(model, archive=archive, retrieval=retrieval)
     checks.feed(memory, checks.frames_of(6, 10), range(10))
     question, start = check_question(model, memory.settings.memory, checks.QUESTION), memory.ingest.text_start
     used = memory.arena.used
     build_context(memory.ingest, question, start, 200)
     layer = memory.arena.table[0]
     positions, frames = layer.positions[0, used : memory.arena.used], layer.frames[0, used : memory.arena.used]
-    newest = layer.positions[0, :used][layer.frames[0, :used] == 9][:, 0].min()
-    assert int(positions[:, 0].max()) < int(newest)
+    afresh = slice(used, memory.arena.used) if content == "embeddings" else slice(0, used)
+    newest = layer.positions[0, afresh][layer.frames[0, afresh] == 9][:, 0]
+    assert int(positions[frames != 9][:, 0].max()) < int(newest.min()) and int(newest.max()) < start
     ends = [positions[frames == frame][:, 0] for frame in frames.unique(sorted=True)]
     assert len(ends) >= 2  # the newest, where it is ranked, is there already
     assert all(int(earlier.max()) < int(later.min()) for earlier, later in zip(ends, ends[1:], strict=False))

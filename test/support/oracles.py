@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +81,7 @@ def qwen2_5_vl(model: Qwen25VL, frames: Frames, stamps: list[float], question: s
     seconds = [stamp - stamps[0] for stamp in stamps]
     positions = [(i, i, i) for i in range(start)]
     for second in seconds:
-        t = start + round(second * model.tokens_per_second)
+        t = start + math.floor(second * model.tokens_per_second + 0.25)
         positions += [(t, start + row, start + column) for row in range(rows) for column in range(columns)]
     after = max(max(position) for position in positions) + 1
     positions += [(after + i,) * 3 for i in range(len(model.suffix_ids(question)))]
