@@ -372,7 +372,8 @@ class BagSource:
                 note(f"{message.topic}: left out a message of {len(message.data)} bytes, which has no header")
                 continue
             if fault:
-                message = message._replace(data=with_stamp(message.data, message.received))
+                restamped = with_stamp(message.data, message.received)
+                message = RawMessage(message.topic, message.type, message.received, restamped, message.encoding)
             yield header_stamp(message.data), message
 
     def frames(self, note: Note = ignore) -> Iterator[StreamFrame]:
