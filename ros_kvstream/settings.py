@@ -374,19 +374,21 @@ class RetrievalSettings:
         2, "Largest number of frames per moment in the context. A smaller value leaves capacity for more moments.",
         1, 4096, change=Change.RUNNING)
     temporal_diversity: str = setting(
-        "auto", "Select moments by novelty and spread them over time, one per distinct object. auto does so for "
-        "questions of order (first, last, before, after).", choices=("auto", "always", "never"), change=Change.RUNNING)
+        "auto", "Which retrieved moments are chosen by novelty, so that they span the stream: half of them with auto, "
+        "and all of them for questions of order (first, last, before, after); always all; never none.",
+        choices=("auto", "always", "never"), change=Change.RUNNING)
     context: str = setting(
-        "auto", "What the context holds beside the retrieved frames: the newest frames, or all of the arena. auto "
-        "takes the newest once the stream spans a good part of the trained positions and the archive holds several "
-        "times as many frames as fit into the arena.", choices=("auto", "newest", "arena"), change=Change.RUNNING)
+        "auto", "What the context holds: retrieved and newest frames, or all of the arena. auto takes the former once "
+        "the archive holds many times as many frames as fit into the arena (and, for an archive of keys and values, the "
+        "stream is beyond the range that the model reads well).",
+        choices=("auto", "newest", "arena"), change=Change.RUNNING)
     positions: str = setting(
         "consecutive", "Positions of retrieved frames: consecutive places them directly before the rest of the "
         "context, original where they were seen. A model reads positions far back less well.",
         choices=("consecutive", "original"), change=Change.RUNNING)
     capacity_tokens: int = setting(
         0, "Slots reserved for retrieved frames, taken from memory.budget_mib. 0 takes retrieval.top_k times the "
-        "tokens of the first frame.", 0, 1 << 24)
+        "tokens of the first frame; with an archive of embeddings retrieval.newest_frames are added.", 0, 1 << 24)
     pending_pictures: int = setting(
         32, "Images that may wait for idle time to be embedded by the external expert; beyond that number the oldest "
         "is embedded at once, which delays the next frame. A larger value takes more memory.", 0, 4096)

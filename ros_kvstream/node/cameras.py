@@ -70,7 +70,7 @@ class CameraSubscription:
         self._counters.received(self.camera.name, lost)
         stamp = to_seconds(message.header.stamp)
         if stamp:
-            self._delays.append(now - stamp)
+            self._delays.append(to_seconds(self._node.get_clock().now().to_msg()) - stamp)
         self._store(QueuedFrame(self.camera.name, message, stamp, now))
         self._metrics.add("image callback", 1e3 * (time.monotonic() - now))
 
@@ -117,7 +117,7 @@ class CameraSubscription:
     def delay(self) -> float | None:
         """Time of arrival minus stamp, seconds: the smallest of the last images; None before the first with a stamp.
 
-        Arrivals are measured by a monotonic clock, so only differences between cameras have a meaning.
+        The node's clock measures arrivals, so that a replay at another speed or with pauses does not change it.
         """
         return min(self._delays.copy(), default=None)
 

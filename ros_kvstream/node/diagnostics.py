@@ -42,7 +42,7 @@ class CameraHealth:
     last_refusal: str = ""
     """Why a frame was recently rejected."""
     delay: float | None = None
-    """Time of arrival minus stamp, seconds, from an arbitrary zero; None before the first stamp."""
+    """Time of arrival by the node's clock minus stamp, seconds; None before the first stamp."""
     image_loss: str = ""
     """What the conversion of a recent frame lost."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executable ``kvstream_node``: Ctrl-C and SIGTERM end it with status 0 at any time, also while it starts or ends.
 
-ROS 2 and the node are imported here and not above, since their import takes a second.
+``main`` imports ROS 2 and the node, which takes a second, after it has set its signal handlers.
 """
 
 from __future__ import annotations

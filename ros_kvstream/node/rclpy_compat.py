@@ -3,6 +3,8 @@
 
 ``rclpy.impl.implementation_singleton.rclpy_implementation.RCLError``: the error for everything that rcl or the
     middleware rejects. rclpy exports no public name for it.
+``rclpy.impl.implementation_singleton.rclpy_implementation.UnknownROSArgsError``: the error for options behind
+    ``--ros-args`` that do not exist. It is no ``RCLError``, and has no public name either.
 ``Node._parameter_overrides``: the parameter values given at start. A misspelt name appears nowhere else:
     ``automatically_declare_parameters_from_overrides`` would declare it as if it existed.
 """
@@ -15,6 +17,7 @@ from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
 
 RclError: type[Exception] = rclpy_implementation.RCLError
+UnknownArguments: type[Exception] = rclpy_implementation.UnknownROSArgsError
 
 
 def names_given_at_start(node: Node) -> Collection[str]:

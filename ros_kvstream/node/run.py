@@ -14,11 +14,11 @@ from ros_kvstream.errors import SettingsError
 from ros_kvstream.memory.partial_files import remove_partial_files
 from ros_kvstream.node.lifecycle_node import KvStreamNode
 from ros_kvstream.node.parameters import report_unused_arguments
-from ros_kvstream.node.rclpy_compat import RclError
+from ros_kvstream.node.rclpy_compat import RclError, UnknownArguments
 from ros_kvstream.node.security import security_hint
 
 BAD_PARAMETER = 2
-"""Exit status when a parameter value given at start is rejected, or a parameter file cannot be read."""
+"""Exit status when an argument or a parameter value is rejected, or a parameter file cannot be read."""
 NO_MIDDLEWARE = 3
 """Exit status when the middleware does not start, for example because enforced security is not available."""
 
@@ -38,6 +38,9 @@ def run(ending: Callable[[], None]) -> int:
         report_unused_arguments(node, sys.argv)
     except SettingsError as error:
         return _fail(str(error), BAD_PARAMETER)
+    except UnknownArguments as error:
+        return _fail(f"unknown arguments behind --ros-args: {error}. A parameter is given as -p NAME:=VALUE.",
+                     BAD_PARAMETER)
     except (KeyboardInterrupt, ExternalShutdownException):
         _shut_down()
         return 0
@@ -47,6 +50,10 @@ def run(ending: Callable[[], None]) -> int:
         if "Couldn't parse" in str(error):  # the values at the end are places in the source of rcl
             return _fail(f"{str(error).split(', at /')[0].rstrip('.')}.", BAD_PARAMETER)
         return _fail(f"ROS 2 does not start: {error}.{security_hint(error)}", NO_MIDDLEWARE)
+    except Exception:  # rclpy raises many types for what a shutdown interrupts
+        if initialized and not rclpy.ok():
+            return 0
+        raise
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
@@ -55,16 +62,28 @@ def run(ending: Callable[[], None]) -> int:
         executor.spin()
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
+    except Exception:  # as above
+        if rclpy.ok():
+            raise
     finally:
         ending()
-        directory = node.parameters.value("memory.directory")
+        _destroy(node, executor)
+        ending()
+    return 0
+
+
+def _destroy(node: KvStreamNode, executor: SingleThreadedExecutor) -> None:
+    """Destroy the node, shut ROS 2 down, and remove the file that an abandoned worker was writing."""
+    directory = node.parameters.value("memory.directory")
+    try:
         node.destroy_node()
         executor.shutdown(timeout_sec=1.0)
-        _shut_down()
-        ending()
-        if directory and not node.released:
-            remove_partial_files(Path(directory).expanduser(), own=True)
-    return 0
+    except Exception:  # as above
+        if rclpy.ok():
+            raise
+    _shut_down()
+    if directory and not node.released:
+        remove_partial_files(Path(directory).expanduser(), own=True)
 
 
 def _shut_down() -> None:

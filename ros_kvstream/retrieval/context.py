@@ -77,7 +77,7 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
         archive = retrieval.searchable
         if archive is not None:
             context = _retrieve(stream, retrieval, archive, question, start, capacity)
-            if context.shown or context.evidence or not question.filtered:
+            if context.shown or context.evidence:
                 return context
     frames = tuple(stream.frame_index.matching(question.camera, question.since, question.until))
     if not question.filtered:

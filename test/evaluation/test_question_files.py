@@ -78,6 +78,7 @@ def test_choices_are_listed_in_what_is_asked_unless_the_text_is_the_whole_prompt
         ([{**ENTRIES[0], "at": "noon"}], "at = 'noon'"), ([{**ENTRIES[0], "kind": "later"}], "kind = 'later'"),
         ([{**ENTRIES[0], "evidence": [50]}], "evidence at 50 s is newer"),
         ([ENTRIES[0]] * 2, "id = 'cone' is there twice"), ({"clock": "x", "questions": []}, "clock = 'x'"),
+        ([{**ENTRIES[0], "until": -5}], "until = -5: must be seconds, 0 or more"),
         ([{**ENTRIES[0], "evidence": "x"}], "evidence = 'x'"),
         ([{**ENTRIES[0], "expected": {}}], "question 1: expected"),
     ],

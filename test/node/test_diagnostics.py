@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.time import Time
+from support.running_node import image, picture
 
+from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.diagnostics import CameraHealth, Health, statuses
-from ros_kvstream.node.frame_counters import CameraCount
+from ros_kvstream.node.frame_counters import CameraCount, FrameCounters
 from ros_kvstream.node.metrics import Metrics
-from ros_kvstream.node.settings import DiagnosticsSettings
+from ros_kvstream.node.settings import CameraSettings, DiagnosticsSettings
 from ros_kvstream.records import MemoryStats
 
 OK, WARN, ERROR, STALE = (DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE)
@@ -87,6 +92,21 @@ def test_two_cameras_of_different_clocks_are_named_with_the_difference(
     cameras = [replace(CAMERA, delay=front), replace(CAMERA, name="rear", delay=rear)]
     status = found(replace(HEALTH, cameras=cameras))["ingest"]
     assert status.level == (WARN if reason else OK) and reason in status.message
+
+
+def test_a_camera_of_a_lower_rate_is_no_other_clock_in_a_replay_at_half_speed() -> None:
+    arrived: list[Any] = []
+    clock = SimpleNamespace()
+    node: Any = SimpleNamespace(
+        create_subscription=lambda kind, topic, callback, *_, **__: arrived.append(callback), get_clock=lambda: clock,
+        resolve_topic_name=lambda name: f"/{name}")
+    cameras = [CameraSubscription(node, CameraSettings(name), FrameCounters(), lambda _: None, Metrics())
+               for name in ("fast", "slow")]
+    for second in range(30):
+        clock.now = lambda now=100 + second: Time(seconds=now)  # what /clock says
+        for callback in arrived if second % 10 == 0 else arrived[:1]:
+            callback(image(picture(1), 100.0 + second), {})
+    assert [camera.delay for camera in cameras] == [0.0, 0.0]
 
 
 def test_a_simulated_clock_that_never_came_is_named_before_foreign_stamps() -> None:

@@ -335,12 +335,13 @@ def test_shutdown_leads_to_the_end_state(node: RunningNode) -> None:
 
 
 @pytest.mark.parametrize(("given", "reason"), [
-    ("memory.buget_mib:=64.0", "did you mean 'memory.budget_mib'?"),
-    ("use_sim_time:=1", "'use_sim_time' to '1' of type 'INTEGER', expecting type 'BOOL'."),
-    ("cameras:=[front, 7]", "Sequence should be of same type"),
+    ("-p memory.buget_mib:=64.0", "did you mean 'memory.budget_mib'?"),
+    ("-p use_sim_time:=1", "'use_sim_time' to '1' of type 'INTEGER', expecting type 'BOOL'."),
+    ("-p cameras:=[front,7]", "Sequence should be of same type"),
+    ("use_sim_time:=true", "['use_sim_time:=true']. A parameter is given as -p NAME:=VALUE."),
 ])  # fmt: skip
-def test_a_bad_parameter_at_start_ends_the_node_with_the_reason(given: str, reason: str) -> None:
-    command = [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", "-p", given]
+def test_a_bad_argument_at_start_ends_the_node_with_the_reason(given: str, reason: str) -> None:
+    command = [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args", *given.split()]
     done = subprocess.run(command, text=True, capture_output=True, timeout=60, env=_quiet())
     assert done.returncode == 2 and reason in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -106,6 +106,7 @@ def test_the_memory_is_rolled_back_after_a_question(node: RunningNode, camera) -
     ({"question": "what " * 2000}, "tokens: the limit is 256"),
     ({"question": "what ?", "camera": "nowhere"}, "camera = 'nowhere'"),
     ({"question": "what ?", "since": to_stamp(9.0), "until": to_stamp(8.0)}, "since = 9"),
+    ({"question": "what ?", "since": to_stamp(9.0), "until": to_stamp(-5.0)}, "until = -5.0: must be a stamp"),
     ({"question": "what ?", "since": to_stamp(1e6)}, "since = 1000000"),
     ({"question": "what ?", "timeout_s": float("nan")}, "timeout_s = nan"),
 ], ids=lambda value: str(value)[:40])

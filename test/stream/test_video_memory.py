@@ -291,6 +291,7 @@ def test_an_answer_never_passes_its_token_limit(monkeypatch: pytest.MonkeyPatch)
         ({"question": "cone", "max_new_tokens": 10**9}, r"must be 1 to 8"),
         ({"question": "cone", "since": float("nan")}, "since"),
         ({"question": "cone", "since": 5.0, "until": 3.0}, "swap"),
+        ({"question": "cone", "since": 5.0, "until": -5.0}, r"until = -5.0: must be a stamp in seconds, or 0"),
         ({"question": "cone", "camera": "none"}, "no remembered frame"),
     ],
 )
