@@ -338,6 +338,7 @@ class Archive:
         if not self.plan.on_disk:
             self.clear()
             return
+        self._newest.clear()
         slots = ((record, self.table.slot_of(record.frame_id)) for record in records)
         stamps = self.table.frames["stamp"]
         self.remove([record.frame_id for record, slot in slots
