@@ -379,8 +379,8 @@ class RetrievalSettings:
         choices=("auto", "always", "never"), change=Change.RUNNING)
     context: str = setting(
         "auto", "What the context holds: retrieved and newest frames, or all of the arena. auto takes the former once "
-        "the archive holds many times as many frames as fit into the arena (and, for an archive of keys and values, the "
-        "stream is beyond the range that the model reads well).",
+        "the archive holds many times as many frames as fit into the arena (and, for an archive of keys and values, "
+        "once the stream is beyond the range that the model reads well).",
         choices=("auto", "newest", "arena"), change=Change.RUNNING)
     positions: str = setting(
         "consecutive", "Positions of retrieved frames: consecutive places them directly before the rest of the "

@@ -15,6 +15,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.action import ActionClient
 from sensor_msgs.msg import Image
 from support.running_node import RunningNode, image, picture, running_node
+
 from ros_kvstream.action import Ask
 from ros_kvstream.msg import KvStats
 from ros_kvstream.node.messages import to_seconds, to_stamp
