@@ -371,7 +371,8 @@ class RetrievalSettings:
         "stream, count as one moment.",
         0.0, 1e9, change=Change.RUNNING)
     moment_frames: int = setting(
-        2, "Largest number of frames per moment in the context. A smaller value leaves capacity for more moments.",
+        2, "Largest number of frames per moment where retrieval.temporal_diversity is never; one is taken otherwise. A "
+        "smaller value leaves capacity for more moments.",
         1, 4096, change=Change.RUNNING)
     temporal_diversity: str = setting(
         "auto", "Which retrieved moments are chosen by novelty, so that they span the stream: half of them with auto, "

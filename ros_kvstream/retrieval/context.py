@@ -106,9 +106,10 @@ def _retrieve(
         held = {frame: min(1.0, kept[frame] / max(stream.frame_index[frame].tokens, 1)) for frame in shown}
         held |= {frame.frame_id: 1.0 for frame in newest}
         if alone and shown and retrieval.content.afresh:
-            present, capacity = set(shown), 0
+            present, capacity = held, 0
         else:
-            present, capacity = {f for f, share in held.items() if share > 1 - 1e-6}, capacity - _tokens(newest)
+            present = {frame: share for frame, share in held.items() if share > 1 - 1e-6}
+            capacity -= _tokens(newest)
         allowed = filter_slots(table.frames, table.camera_names, question.camera, question.since, question.until)
         chosen = choose_frames(archive, settings, retrieval.encoder, question.text, queries, allowed, present)
         patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
@@ -118,7 +119,7 @@ def _retrieve(
     visible = None if len(seen) == len(kept) else arena.visible(list(seen))
     if fetched or newest:
         _append(stream, retrieval, [*fetched, *newest], seen, start)
-    records = {frame: (stream.frame_index[frame], share) for frame, share in held.items() if frame in present}
+    records = {frame: (stream.frame_index[frame], share) for frame, share in present.items()}
     return Context(visible, shown, retrieved_evidence(chosen, fetched, records))
 
 

@@ -6,7 +6,7 @@ score(frame) = sum over experts of weight / (k + rank); k = 60 by convention (Co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,23 +95,33 @@ def fuse(
 
 
 def choose_moments(
-    ranked: Iterable[RankedFrame], count: int, *, gap_seconds: float, moment_frames: int
+    ranked: Iterable[RankedFrame],
+    count: int,
+    *,
+    gap_seconds: float,
+    moment_frames: int,
+    present: Collection[int] = (),
 ) -> list[RankedFrame]:
     """The best ``count`` frames, of which at most ``moment_frames`` belong to one moment, in ranked order.
 
     A frame belongs to a moment if it is within ``gap_seconds`` of one of its chosen frames, on the same camera. So a
     long look at one thing does not displace all others.
+
+    :param present: ids of frames that do not count, since they are in the context anyway.
     """
     chosen: list[RankedFrame] = []
     for frame in ranked:
-        if len(chosen) == count:
+        if not count:
             break
-        near = [
-            other for other in chosen if other.camera == frame.camera and abs(other.stamp - frame.stamp) <= gap_seconds
-        ]
-        if len(near) < moment_frames:
+        if sum(same_moment(frame, other, gap_seconds) for other in chosen) < moment_frames:
             chosen.append(frame)
+            count -= frame.frame_id not in present
     return chosen
+
+
+def same_moment(one: RankedFrame, other: RankedFrame, gap_seconds: float) -> bool:
+    """Whether two frames of one camera are so close in time that they show the same."""
+    return one.camera == other.camera and abs(one.stamp - other.stamp) <= gap_seconds
 
 
 def filter_slots(

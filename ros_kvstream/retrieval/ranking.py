@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a question to the archived frames to bring back: experts rank, ranks are fused, moments are chosen.
 
-Questions of order (first, last, before, after) are answered from moments that were novel when they were seen, since
-the experts only find frames that look like the question.
+Half of the moments are those most like the question, half those that were novel when they were seen. Questions of order
+(first, last, before, after) take the novel ones, since the experts only find frames that look like the question.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.retrieval.external import ExternalEncoder, external_scores
-from ros_kvstream.retrieval.fusion import Expert, RankedFrame, choose_moments, fuse
+from ros_kvstream.retrieval.fusion import Expert, RankedFrame, choose_moments, fuse, same_moment
 from ros_kvstream.retrieval.internal import internal_scores
 from ros_kvstream.retrieval.novelty import novelty_scores
 from ros_kvstream.settings import RetrievalSettings
@@ -92,7 +92,7 @@ def choose_frames(
         return choose_moments(ranked, POOL * count, gap_seconds=gap, moment_frames=frames)
 
     def first(ranked: Iterable[RankedFrame], number: int = count) -> list[RankedFrame]:
-        return _first(ranked, number, gap, present)
+        return choose_moments(ranked, number, gap_seconds=gap, moment_frames=1, present=present)
 
     order = question_order(question) if diversity == "auto" else ""
     likely: list[RankedFrame] = []
@@ -130,27 +130,11 @@ def named_moments(
     """
 
     def among(frame: RankedFrame, others: Sequence[RankedFrame]) -> bool:
-        return any(_same_moment(frame, other, gap) for other in others)
+        return any(same_moment(frame, other, gap) for other in others)
 
     named = next((frame for frame in likely if among(frame, novel)), likely[0])
     if among(named, chosen):
         return []
     sign = -1 if order == "before" else 1
-    beside = [f for f in novel if sign * (f.frame_id - named.frame_id) > 0 and not _same_moment(f, named, gap)]
+    beside = [f for f in novel if sign * (f.frame_id - named.frame_id) > 0 and not same_moment(f, named, gap)]
     return [named, *sorted(beside, key=lambda frame: sign * frame.frame_id)[:1]]
-
-
-def _same_moment(one: RankedFrame, other: RankedFrame, gap: float) -> bool:
-    return one.camera == other.camera and abs(one.stamp - other.stamp) <= gap
-
-
-def _first(ranked: Iterable[RankedFrame], count: int, gap: float, present: Collection[int]) -> list[RankedFrame]:
-    """The first frame of each moment, ``count`` beside those that are present."""
-    chosen: list[RankedFrame] = []
-    for frame in ranked:
-        if not any(_same_moment(frame, other, gap) for other in chosen):
-            chosen.append(frame)
-            count -= frame.frame_id not in present
-        if not count:
-            break
-    return chosen
