@@ -110,8 +110,9 @@ class Archive:
             raise FrameError(
                 f"frame {frame.frame_id} is of {frame.grid} patches, the archive was planned for {shape.patches}"
             )
+        coordinates = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
         with self.lock:
-            self._newest.add(frame, numbers)
+            self._newest.add(frame, coordinates)
             if self._state == "failed":
                 self._lost += 1
                 return False
@@ -121,7 +122,7 @@ class Archive:
             if stage is None:
                 self._dropped += 1
                 return False
-            self._store(frame, kept, numbers[kept], dissimilarity, searched, stage)
+            self._store(frame, kept, coordinates[kept], dissimilarity, searched, stage)
             return True
 
     def _choose(self, frame: FrameToArchive, searched: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,12 +139,12 @@ class Archive:
         self,
         frame: FrameToArchive,
         kept: Tensor,
-        numbers: Tensor,
+        coordinates: Tensor,
         dissimilarity: Tensor,
         searched: Tensor,
         stage: int,
     ) -> None:
-        """Store the patches ``kept`` among those given, whose numbers in the grid are ``numbers``."""
+        """Store the patches ``kept`` among those given, at these grid coordinates."""
         table, count = self.table, kept.numel()
         claim = table.claim(count)
         entry = table.frames[claim.slot]
@@ -169,7 +170,6 @@ class Archive:
         ):
             entry[name] = value
         packed = self._writer.buffers(stage)[0] if self._writer else self._stage
-        coordinates = torch.stack((numbers // frame.grid[1], numbers % frame.grid[1]), dim=1).to(torch.int16)
         self.plan.codec.encode(frame.content[kept.to(frame.content.device)], coordinates, packed[:count])
         if self._writer is None:
             self._patches[torch.from_numpy(claim.rows).long()] = packed[:count]

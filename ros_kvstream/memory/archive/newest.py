@@ -33,7 +33,7 @@ class NewestFrames:
 
     def __init__(self, shape: ArchiveShape) -> None:
         self._content = torch.zeros(shape.newest, shape.patches, shape.vectors, shape.width, dtype=torch.float16)
-        self._indices = torch.zeros(shape.newest, shape.patches, dtype=torch.int32)
+        self._coordinates = torch.zeros(shape.newest, shape.patches, 2, dtype=torch.int16)
         self._held: list[_Held] = []
         """Oldest first."""
 
@@ -46,10 +46,10 @@ class NewestFrames:
         """Remove all frames."""
         self._held = []
 
-    def add(self, frame: FrameToArchive, indices: Tensor) -> None:
+    def add(self, frame: FrameToArchive, coordinates: Tensor) -> None:
         """Add a frame in place of the oldest that is not its camera's newest, or else of the oldest.
 
-        :param indices: token indices, int64 [tokens].
+        :param coordinates: grid coordinates (h, w) of its tokens, int16 [tokens, 2].
         """
         size = len(self._content)
         if not size:
@@ -61,22 +61,20 @@ class NewestFrames:
             leaves = next(spare, self._held[0])
             self._held.remove(leaves)
             row = leaves.row
-        tokens = len(indices)
+        tokens = len(coordinates)
         self._content[row, :tokens] = frame.content.clamp(-FLOAT16_LIMIT, FLOAT16_LIMIT).to(torch.float16).cpu()
-        self._indices[row, :tokens] = indices.int()
+        self._coordinates[row, :tokens] = coordinates
         self._held.append(_Held(row, frame.frame_id, frame.stamp, frame.camera, frame.grid, tokens))
 
     def frames(self, frame_ids: Collection[int]) -> list[ArchivedFrame]:
         """Those of the frames that are held, oldest first."""
-        found = []
-        for held in self._held:
-            if held.frame_id in frame_ids:
-                indices, columns = self._indices[held.row, : held.tokens], held.grid[1]
-                coordinates = torch.stack((indices // columns, indices % columns), dim=1).to(torch.int16)
-                content = self._content[held.row, : held.tokens].float()
-                found.append(ArchivedFrame(held.frame_id, held.stamp, held.stamp, held.camera, held.grid,
-                                           coordinates, content))  # fmt: skip
-        return found
+        return [
+            ArchivedFrame(
+                held.frame_id, held.stamp, held.stamp, held.camera, held.grid,
+                self._coordinates[held.row, : held.tokens].clone(), self._content[held.row, : held.tokens].float(),
+            )
+            for held in self._held if held.frame_id in frame_ids
+        ]  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values of a checkpoint; the tensors are those of :meth:`tensors`."""
@@ -84,7 +82,7 @@ class NewestFrames:
 
     def tensors(self) -> dict[str, Tensor]:
         """The storage, by name."""
-        return {"newest_frames": self._content, "newest_indices": self._indices}
+        return {"newest_frames": self._content, "newest_coordinates": self._coordinates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the plain values of a state whose tensors have been copied into :meth:`tensors`."""

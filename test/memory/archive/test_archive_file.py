@@ -289,3 +289,11 @@ def test_a_file_in_use_is_refused(archive_of):
     archive_of()
     with pytest.raises(ArchiveError, match="in use"):
         archive_of()
+
+
+def test_loading_a_memory_removes_the_newest_frames_of_the_one_before(archive_of):
+    archive = archive_of()
+    archive.add(make_frame(0))
+    assert archive.newest_frames([0])
+    archive.empty_for([])
+    assert not archive.newest_frames([0])
