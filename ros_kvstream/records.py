@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+Note = Callable[[str], None]
+"""Is called with a sentence about what is lost or cannot be read."""
+
+
+def ignore(text: str) -> None:
+    """Discard a note."""
 
 
 def frame_matches(is_camera: Any, stamp: Any, stamp_end: Any, since: float, until: float) -> Any:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -16,13 +15,13 @@ from ros_kvstream.node.images import (
     DEFAULT_INGEST,
     Pixels,
     Rgb,
-    ignore,
     is_picture_encoding,
     refuse_depth,
     render_depth,
     to_eight_bits,
 )
 from ros_kvstream.node.settings import CameraSettings, IngestSettings
+from ros_kvstream.records import Note, ignore
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import CompressedImage
@@ -34,7 +33,7 @@ _COMPRESSED_DEPTH_HEADER = 12
 
 
 def compressed_to_rgb(message: CompressedImage, ingest: IngestSettings = DEFAULT_INGEST,
-                      camera: CameraSettings = DEFAULT_CAMERA, warn: Callable[[str], None] = ignore) -> Rgb:
+                      camera: CameraSettings = DEFAULT_CAMERA, warn: Note = ignore) -> Rgb:
     """Decode a JPEG, PNG or WebP message to RGB.
 
     The file type is detected from the data, because drivers write "jpeg", "jpg", "rgb8; jpeg compressed bgr8",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ros_kvstream.errors import FrameError
 from ros_kvstream.node.image_files import file_among_pixels
 from ros_kvstream.node.settings import CameraSettings, IngestSettings, value_range
+from ros_kvstream.records import Note, ignore
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import Image
@@ -112,17 +113,13 @@ DEPTH_LAYOUTS: dict[str, Layout] = {
 _ALIASES = {name.lower(): name for name in (*LAYOUTS, *DEPTH_LAYOUTS)} | {"8uc": "8UC1"}
 
 
-def ignore(text: str) -> None:
-    """Take a warning and do nothing."""
-
-
 def is_picture_encoding(text: str) -> bool:
     """Whether this is the name of a supported encoding that is not depth."""
     return _ALIASES.get(text.strip().lower()) in LAYOUTS
 
 
 def image_to_rgb(message: Image, ingest: IngestSettings = DEFAULT_INGEST, camera: CameraSettings = DEFAULT_CAMERA,
-                 warn: Callable[[str], None] = ignore) -> Rgb:
+                 warn: Note = ignore) -> Rgb:
     """Convert a raw image message to RGB.
 
     For rgb8 without row padding the result is a view of the message's data; other 8-bit encodings are copied once.
@@ -203,7 +200,7 @@ def _planes(message: Image, name: str, layout: Layout) -> Pixels:
     return np.concatenate([luma, chroma.reshape(-1, width)])
 
 
-def to_eight_bits(pixels: Pixels, camera: CameraSettings = DEFAULT_CAMERA, warn: Callable[[str], None] = ignore) -> Rgb:
+def to_eight_bits(pixels: Pixels, camera: CameraSettings = DEFAULT_CAMERA, warn: Note = ignore) -> Rgb:
     """Scale 16-bit pixels to 8 bits, rounded; 8-bit pixels pass unchanged.
 
     :param camera: its range is mapped to 0 - 255; the default 0 - 65535 gives what cv_bridge gives.

@@ -8,14 +8,14 @@ import shutil
 import sqlite3
 import struct
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-Note = Callable[[str], None]
-"""Is called with a sentence about what cannot be read."""
+from ros_kvstream.records import Note, ignore
+
 SUFFIXES = (".mcap", ".db3")
 """Suffixes of the storage files that are read."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -51,10 +51,6 @@ def has_index(path: Path) -> bool:
             if summary is None or not any(chunk.message_index_offsets for chunk in summary.chunk_indexes):
                 return False
     return True
-
-
-def ignore(text: str) -> None:
-    """Discard a note."""
 
 
 def salvage(path: Path, note: Note) -> Iterator[RawMessage]:

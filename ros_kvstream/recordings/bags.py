@@ -20,17 +20,16 @@ from numpy.typing import NDArray
 from ros_kvstream.errors import FrameError, RecordingError
 from ros_kvstream.recordings.bag_salvage import (
     SUFFIXES,
-    Note,
     RawMessage,
     error_text,
     has_index,
-    ignore,
     salvage,
     salvage_in_order,
     storage_files,
     unpacked,
 )
 from ros_kvstream.recordings.frame_sources import StreamFrame
+from ros_kvstream.records import Note, ignore
 from ros_kvstream.settings import require, require_finite
 
 IMAGE_TYPES = {"sensor_msgs/msg/Image": "raw", "sensor_msgs/msg/CompressedImage": "compressed"}
@@ -205,13 +204,18 @@ def _unindexed(path: Path, error: Exception) -> str:
 
 def header_stamp(data: bytes) -> float:
     """Header stamp in seconds of a serialized image message of either type (CDR; the header comes first)."""
-    whole, nanoseconds = struct.unpack_from("<iI" if data[1] & 1 else ">iI", data, 4)
+    whole, nanoseconds = struct.unpack_from(_stamp_format(data), data, 4)
     return float(whole + nanoseconds / 1e9)
 
 
 def with_stamp(data: bytes, nanoseconds: int) -> bytes:
     """Copy of a serialized image message with another header stamp."""
-    return data[:4] + struct.pack("<iI" if data[1] & 1 else ">iI", *divmod(nanoseconds, 10**9)) + data[HEADER_BYTES:]
+    return data[:4] + struct.pack(_stamp_format(data), *divmod(nanoseconds, 10**9)) + data[HEADER_BYTES:]
+
+
+def _stamp_format(data: bytes) -> str:
+    """Format of a stamp in the byte order of a serialized message."""
+    return "<iI" if data[1] & 1 else ">iI"
 
 
 @lru_cache(maxsize=1024)
