@@ -44,16 +44,14 @@ def run(ending: Callable[[], None]) -> int:
     except (KeyboardInterrupt, ExternalShutdownException):
         _shut_down()
         return 0
-    except RclError as error:
-        if initialized and not rclpy.ok():  # shut down while the node was being created
+    except Exception as error:
+        if initialized and _was_shut_down(error):
             return 0
+        if not isinstance(error, RclError):
+            raise
         if "Couldn't parse" in str(error):  # the values at the end are places in the source of rcl
             return _fail(f"{str(error).split(', at /')[0].rstrip('.')}.", BAD_PARAMETER)
         return _fail(f"ROS 2 does not start: {error}.{security_hint(error)}", NO_MIDDLEWARE)
-    except Exception:  # rclpy raises many types for what a shutdown interrupts
-        if initialized and not rclpy.ok():
-            return 0
-        raise
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
@@ -62,8 +60,8 @@ def run(ending: Callable[[], None]) -> int:
         executor.spin()
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
-    except Exception:  # as above
-        if rclpy.ok():
+    except Exception as error:
+        if not _was_shut_down(error):
             raise
     finally:
         ending()
@@ -78,20 +76,28 @@ def _destroy(node: KvStreamNode, executor: SingleThreadedExecutor) -> None:
     try:
         node.destroy_node()
         executor.shutdown(timeout_sec=1.0)
-    except Exception:  # as above
-        if rclpy.ok():
+    except Exception as error:
+        if not _was_shut_down(error):
             raise
     _shut_down()
     if directory and not node.released:
         remove_partial_files(Path(directory).expanduser(), own=True)
 
 
+def _was_shut_down(error: Exception) -> bool:
+    """Whether ROS 2 has been shut down, which rclpy reports by errors of many types; the error is logged then."""
+    if rclpy.ok():
+        return False
+    rclpy.logging.get_logger("kvstream").debug(f"interrupted by the shutdown: {type(error).__name__}: {error}")
+    return True
+
+
 def _shut_down() -> None:
     """Shut ROS 2 down, unless its own signal handler does so at the same time."""
     try:
         rclpy.try_shutdown()
-    except RclError:
-        if rclpy.ok():
+    except RclError as error:
+        if not _was_shut_down(error):
             raise
 
 
@@ -100,4 +106,3 @@ def _fail(reason: str, status: int) -> int:
     rclpy.logging.get_logger("kvstream").fatal(reason)
     _shut_down()
     return status
-
