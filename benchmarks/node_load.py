@@ -104,8 +104,9 @@ class LoadClient(NodeClient):
         self.ages: list[float] = []
         """Age of each newest remembered frame when it had been prefilled, ms."""
         self.answers: list[float] = []
-        self.unanswered = 0
         """Time from the call of ~/query to its response, ms."""
+        self.unanswered = 0
+        """Questions that were refused or failed."""
         super().__init__(domain)
         self.cameras = [SoakCamera(self.node, plan, number, scene) for number, plan in enumerate(plans)]
         self._question: Future[Any] | None = None

@@ -289,7 +289,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[96, 400], help="frames per stream")
     parser.add_argument("--streams", type=int, default=4, help="streams of each length")
     parser.add_argument("--questions", type=int, default=22, help="questions about each stream")
-    parser.add_argument("--no-sizes", action="store_true", help="leave out the archives of 1, 4 and 16 times the arena")
+    ratios = ", ".join(f"{ratio:g}" for ratio in ARCHIVE_RATIOS)
+    parser.add_argument("--no-sizes", action="store_true", help=f"leave out the archives of {ratios} times the arena")
 
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -341,8 +342,8 @@ def _figures(lines: Sequence[Line]) -> dict[str, Any]:
 def wilson(right: int, asked: int) -> list[float]:
     """95 % interval of a share by Wilson's score, which is not empty where all answers are right."""
     z = 1.96
-    centre, spread = right + z * z / 2, z * (right * (asked - right) / max(asked, 1) + z * z / 4) ** 0.5
-    return [(centre - spread) / (asked + z * z), (centre + spread) / (asked + z * z)]
+    centre, half = right + z * z / 2, z * (right * (asked - right) / max(asked, 1) + z * z / 4) ** 0.5
+    return [(centre - half) / (asked + z * z), (centre + half) / (asked + z * z)]
 
 
 def show(report: dict[str, Any], console: Console) -> None:

@@ -21,8 +21,6 @@ EARLY = 0.25
 """Share of a position by which a frame may be early: times are rounded down after it is added."""
 SMALLEST_RANGE = 16
 """Fewest temporal positions for frames; with fewer, almost every frame would cause a re-basing."""
-
-
 FILLED, EXACT = 0.95, 0.05
 """Shares of the range: what a re-basing leaves in use, and the newest part of it, which keeps its distances."""
 

@@ -133,7 +133,7 @@ class VideoLanguageModel(ABC):
         """Token embeddings, [tokens, hidden]."""
 
     def weights_checksum(self) -> int:
-        """Checksum of the language model's weights: equal in every process and in dtypes that hold them exactly."""
+        """Checksum of the weights, tower included: equal in every process and in dtypes that hold them exactly."""
         return 0
 
     def require_finite(self, values: Tensor, part: str) -> None:

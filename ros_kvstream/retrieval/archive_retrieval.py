@@ -40,7 +40,7 @@ def default_layers(layers: int) -> tuple[int, ...]:
 
 
 def model_fingerprint(model: VideoLanguageModel) -> str:
-    """Family and a checksum of the language model's weights and of the embedding of the model's prompt."""
+    """Family and a checksum of the weights and of the embedding of the prompt."""
     vectors = model.embed(model.prefix_ids).float().cpu().numpy()
     return f"{model.family} {zlib.crc32(np.ascontiguousarray(vectors).tobytes(), model.weights_checksum()):08x}"
 

@@ -310,7 +310,7 @@ class Ingest:
         arena, counters, kept, held = self.arena, self.counters, self.arena.frames_kept(), self.arena.cameras_kept()
         records = [self.frame_index[frame] for frame in kept if frame in self.frame_index]
         archive = self.archive_retrieval.status() if self.archive_retrieval else ArchiveStatus("ok")
-        device = self.model.device
+        device, patches = self.model.device, self.block.patches
         return MemoryStats(
             budget_bytes=int(self.budget_mib * MIB),
             allocated_bytes=arena.allocated_bytes,
@@ -322,8 +322,8 @@ class Ingest:
             frames_kept=counters["kept"] + self.block.frames,
             frames_gated=counters["gated"],
             frames_remembered=len(kept),
-            patches_kept=counters["patches kept"] + self.block.patches[0],
-            patches_pruned=counters["patches pruned"] + self.block.patches[1],
+            patches_kept=counters["patches kept"] + patches[0],
+            patches_pruned=counters["patches pruned"] + patches[1],
             oldest_stamp=min((record.stamp for record in records), default=0.0),
             newest_stamp=self.frame_index.newest_stamp(),
             compactions=arena.compactions,
