@@ -28,6 +28,10 @@ class FrameError(KvStreamError, ValueError):
     """A frame has an unusable shape, type or stamp; the frame was not stored."""
 
 
+class PoseError(KvStreamError, ValueError):
+    """A pose has values that are not finite, or a quaternion of length 0."""
+
+
 class NonFiniteError(KvStreamError):
     """The model computed NaN or infinite values; the frame or the answer was dropped and the memory is unchanged."""
 

@@ -7,6 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ros_kvstream.poses import FramePose, Pose, Vector
+
 Note = Callable[[str], None]
 """Is called with a sentence about what is lost or cannot be read."""
 
@@ -15,15 +20,53 @@ def ignore(text: str) -> None:
     """Discard a note."""
 
 
-def frame_matches(is_camera: Any, stamp: Any, stamp_end: Any, since: float, until: float) -> Any:
-    """Whether frames pass the filters of a question; the one rule for frames in the arena and in the archive.
+@dataclass(frozen=True)
+class Scope:
+    """Which frames a question may use; the one rule for frames in the arena and in the archive."""
 
-    :param is_camera: whether the frame's camera is asked for; :param stamp, stamp_end: the frame's time span, seconds.
-        All three are scalars, or arrays with one entry per frame.
-    :param since, until: time span that the frame's span must overlap, seconds; 0 = unbounded.
-    :returns: bool, or bool [frames].
-    """
-    return is_camera & ((since <= 0) | (stamp_end >= since)) & ((until <= 0) | (stamp <= until))
+    camera: str = ""
+    """Only frames of this camera; '' = all."""
+    since: float = 0.0
+    """Only frames that end at or after this stamp, seconds; 0 = unbounded."""
+    until: float = 0.0
+    """Only frames that begin at or before this stamp, seconds; 0 = unbounded."""
+    near: Vector | None = None
+    """Only frames that were taken within ``radius`` of this point (x, y, z), metres; None = anywhere."""
+    radius: float = 0.0
+    """Metres, in three dimensions, from ``near`` to the robot's base."""
+    map: str = ""
+    """Segment of the map that ``near`` is in; frames without a pose in it do not match."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether only some of the frames may be used."""
+        return bool(self.camera or self.since or self.until or self.near)
+
+    def in_time(self, stamp: Any, stamp_end: Any) -> Any:
+        """Whether the time span of a frame, or of each of several, overlaps that of the scope: bool, or bool [frames].
+
+        :param stamp, stamp_end: seconds; scalars, or arrays with one entry per frame.
+        """
+        late_enough = (self.since <= 0) | (stamp_end >= self.since)
+        return late_enough & ((self.until <= 0) | (stamp <= self.until))
+
+    def in_place(self, positions: ArrayLike) -> Any:
+        """Whether the robot was near at the first or the last moment of a frame: bool, or bool [frames].
+
+        :param positions: of its base in ``map``, metres, [2, 3] or [frames, 2, 3].
+        """
+        if self.near is None:
+            return True
+        away = np.asarray(positions, dtype=np.float64) - np.asarray(self.near)
+        return (np.linalg.norm(away, axis=-1) <= self.radius).any(-1)
+
+    def __str__(self) -> str:
+        """List the limits in use, for messages."""
+        limits = [f"camera = {self.camera!r}"] if self.camera else []
+        limits += [f"{name} = {value:.3f}" for name, value in (("since", self.since), ("until", self.until)) if value]
+        if self.near is not None:
+            limits.append("near = ({:g}, {:g}, {:g})".format(*self.near) + f" within {self.radius:g} m")
+        return ", ".join(limits)
 
 
 @dataclass(frozen=True)
@@ -33,19 +76,10 @@ class Question:
     text: str
     ids: tuple[int, ...]
     """Tokens from the end of the frames to the beginning of the answer."""
-    camera: str
-    """Only frames of this camera; '' = all."""
-    since: float
-    """Only frames that end at or after this stamp, seconds; 0 = unbounded."""
-    until: float
-    """Only frames that begin at or before this stamp, seconds; 0 = unbounded."""
+    scope: Scope
+    """Frames that it may use."""
     max_tokens: int
     """Most answer tokens."""
-
-    @property
-    def filtered(self) -> bool:
-        """Whether only some of the frames may be used."""
-        return bool(self.camera or self.since or self.until)
 
 
 @dataclass(frozen=True)
@@ -68,6 +102,10 @@ class FrameEvidence:
     """Rank per retrieval expert, 1 is best; empty where no expert ran."""
     scores: dict[str, float] = field(default_factory=dict)
     """Raw score per retrieval expert; empty where no expert ran."""
+    pose: FramePose | None = None
+    """Where it was taken; None where that is not known in the present map."""
+    base_end: Pose | None = None
+    """Pose of the robot's base at the last redundant frame; None like ``pose``."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +199,11 @@ class Answer:
     """Stamp of the newest frame when the question was asked, seconds."""
     finish_reason: str = "stop"
     """"stop" (the model ended), "length" (the token limit), or "cancelled"."""
+
+    @property
+    def goal(self) -> FramePose | None:
+        """Where the best evidence with a pose was taken: its base pose is a goal for navigation; None without one."""
+        return next((frame.pose for frame in self.evidence if frame.pose is not None), None)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ SOURCES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if path.relative_to(PACKAGE).parts[0] not in GENERATED
 }
-GROUND = {"settings", "records", "errors"}
+GROUND = {"settings", "records", "poses", "errors"}
 """Modules that every layer may import."""
 ALLOWED = {
     "settings": {"errors"},
-    "records": set(),
+    "records": {"poses"},
+    "poses": {"errors"},
     "errors": set(),
     "memory": GROUND,
     "vision": GROUND | {"memory"},

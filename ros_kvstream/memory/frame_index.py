@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stamp, time span and camera of each remembered frame. Bounded by the frames that the arena holds."""
+"""Stamp, time span, camera and pose of each remembered frame. Bounded by the frames that the arena holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ros_kvstream.errors import FrameError
-from ros_kvstream.records import frame_matches
+from ros_kvstream.poses import FramePose, Pose
+from ros_kvstream.records import Scope
 
 MAX_CAMERAS = 1 << 15
 """Camera ids are int16 in the slot table."""
@@ -16,7 +17,7 @@ MAX_CAMERAS = 1 << 15
 
 @dataclass(frozen=True)
 class FrameRecord:
-    """When and by which camera a frame was seen."""
+    """When, by which camera and where a frame was seen."""
 
     frame_id: int
     stamp: float
@@ -30,6 +31,19 @@ class FrameRecord:
     """Number of clock jumps before this frame; only frames of the newest segment count as "now"."""
     time: float
     """Seconds on the time axis of all cameras; see StreamClock."""
+    pose: FramePose | None = None
+    """Where it was taken; None where that is unknown."""
+    base_end: Pose | None = None
+    """Pose of the robot's base at ``stamp_end``; None without ``pose``."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> FrameRecord:
+        """Return the record that ``asdict`` made the values of."""
+        pose, end = values["pose"], values["base_end"]
+        if pose is not None:
+            pose = FramePose(pose["map"], _pose_from(pose["base"]), _pose_from(pose["camera"]))
+        end = end and _pose_from(end)
+        return cls(**{**values, "pose": pose, "base_end": end})
 
 
 class FrameIndex:
@@ -39,6 +53,8 @@ class FrameIndex:
         self._records: dict[int, FrameRecord] = {}
         self._cameras: dict[str, int] = {}
         self._next_id = first_id
+        self.map = ""
+        """Segment of the map of the newest pose; poses of other segments cannot be compared with it."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -81,6 +97,23 @@ class FrameIndex:
         record = self._records[frame_id]
         self._records[frame_id] = replace(record, stamp_end=max(record.stamp_end, stamp))
 
+    def place(self, frame_id: int, stamp: float, pose: FramePose) -> FrameRecord | None:
+        """Set the pose of a frame at a stamp of its time span; the span keeps its first and its last pose.
+
+        :returns: the new record; None where the frame is not remembered, or the pose belongs to another map than the
+            frame's first one.
+        """
+        self.map = pose.map
+        record, pose = self._records.get(frame_id), pose.stored()
+        if record is None or (record.pose is not None and record.pose.map != pose.map):
+            return None
+        if record.pose is None or stamp <= record.stamp:
+            record = replace(record, pose=pose, base_end=record.base_end or pose.base)
+        if stamp > record.stamp:
+            record = replace(record, base_end=pose.base)
+        self._records[frame_id] = record
+        return record
+
     def newest(self) -> FrameRecord | None:
         """The last frame added that is still remembered."""
         return next(reversed(self._records.values()), None)
@@ -102,25 +135,38 @@ class FrameIndex:
         for frame in frame_ids:
             self._records.pop(frame, None)
 
-    def matching(self, camera: str, since: float, until: float) -> list[int]:
-        """Ids of the frames of a camera ('' = all) whose span overlaps [since, until] (0 = unbounded), seconds."""
+    def matching(self, scope: Scope) -> list[int]:
+        """Ids of the frames in a scope."""
         return [
             frame
             for frame, record in self._records.items()
-            if frame_matches(camera in ("", record.camera), record.stamp, record.stamp_end, since, until)
+            if scope.camera in ("", record.camera)
+            and scope.in_time(record.stamp, record.stamp_end)
+            and (scope.near is None or _in_place(record, scope))
         ]
 
     def clear(self) -> None:
-        """Remove all frames; ids and cameras continue, so that evidence of removed frames stays unambiguous."""
+        """Remove all frames; ids, cameras and the map continue, so that evidence of removed frames is unambiguous."""
         self._records = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Records, cameras and the next id; values that JSON can hold."""
         records = [asdict(record) for record in self._records.values()]
-        return {"records": records, "cameras": dict(self._cameras), "next_id": self._next_id}
+        return {"records": records, "cameras": dict(self._cameras), "next_id": self._next_id, "map": self.map}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state_dict()``; an id that this index has given out is never given again."""
-        self._records = {record["frame_id"]: FrameRecord(**record) for record in state["records"]}
+        self._records = {record["frame_id"]: FrameRecord.from_dict(record) for record in state["records"]}
         self._cameras = dict(state["cameras"])
         self._next_id = max(self._next_id, state["next_id"])
+        self.map = state["map"]
+
+
+def _in_place(record: FrameRecord, scope: Scope) -> bool:
+    if record.pose is None or record.base_end is None or record.pose.map != scope.map:
+        return False
+    return bool(scope.in_place([record.pose.base.position, record.base_end.position]))
+
+
+def _pose_from(values: dict[str, Any]) -> Pose:
+    return Pose.from_numbers([*values["position"], *values["orientation"]])

@@ -82,6 +82,39 @@ class IngestSettings:
 
 
 @dataclass(frozen=True)
+class PoseSettings:
+    """Where the pose of each frame comes from, and when none is better than a wrong one."""
+
+    source: str = setting(
+        "none", "Source of the pose of each frame: none; topic (nav_msgs/Odometry, geometry_msgs/PoseStamped or "
+        "PoseWithCovarianceStamped on pose.topic, interpolated at the frame's stamp); or tf (pose.frame to "
+        "pose.base_frame and to the frame_id of the image, needs the package tf2_ros).",
+        choices=("none", "topic", "tf"))
+    topic: str = setting(
+        "odom", "Topic of the robot's poses for pose.source topic; its type is found from its publisher.")
+    frame: str = setting(
+        "map", "Frame of the poses for pose.source tf. With topic, the header of the messages names the frame.")
+    base_frame: str = setting(
+        "base_link", "Frame of the robot's base for pose.source tf; goals of answers are poses of it.")
+    map_name: str = setting(
+        "", "Name of the map, such as 'warehouse_3'. Poses of different names, and without a name those of different "
+        "runs, are never compared, since the origin of a map or of odometry may change. Set it where localization "
+        "always uses the same map, so that places are known again after a restart.")
+    max_age_s: float = setting(
+        0.5, "Longest time in seconds between a frame and the poses before and after it. With a longer one the frame "
+        "is remembered without a pose (cause 'age').", 0.001, 60.0)
+    max_covariance: float = setting(
+        1.0, "Largest variance of x and y in square metres. With a larger one the frame is remembered without a pose "
+        "(cause 'covariance').", 0.0, 1e9)
+    max_speed: float = setting(
+        10.0, "Largest speed of the robot in metres per second. Poses that are further apart are a jump of the "
+        "localization, and frames between them are remembered without a pose (cause 'jump').", 0.01, 1e4)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "pose")
+
+
+@dataclass(frozen=True)
 class QuerySettings:
     """Limits of questions."""
 
@@ -132,6 +165,7 @@ class NodeSettings:
         "<camera>.share and <camera>.range; questions and evidence refer to cameras by these names.")
     memory: MemoryFileSettings = field(default_factory=MemoryFileSettings)
     ingest: IngestSettings = field(default_factory=IngestSettings)
+    pose: PoseSettings = field(default_factory=PoseSettings)
     query: QuerySettings = field(default_factory=QuerySettings)
     faults: FaultSettings = field(default_factory=FaultSettings)
     diagnostics: DiagnosticsSettings = field(default_factory=DiagnosticsSettings)

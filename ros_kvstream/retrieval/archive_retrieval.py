@@ -159,6 +159,8 @@ class ArchiveRetrieval:
                     stamp_end=record.stamp_end,
                     thumbnail=self._thumbnail(frame),
                     patches=token_indices(self._model, tokens),
+                    pose=record.pose,
+                    base_end=record.base_end,
                 )
             )
             if taken and self.encoder is not None:
@@ -181,6 +183,11 @@ class ArchiveRetrieval:
         """Extend the time span of an archived frame over a redundant one."""
         if self.archive is not None:
             self.archive.complete(frame_id, stamp_end=stamp_end)
+
+    def place(self, record: FrameRecord) -> None:
+        """Set the poses of an archived frame to those of its record."""
+        if self.archive is not None:
+            self.archive.complete(record.frame_id, pose=record.pose, base_end=record.base_end)
 
     # -- embeddings of the external expert --------------------------------------------------------------------------
 

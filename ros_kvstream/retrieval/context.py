@@ -26,7 +26,7 @@ from ros_kvstream.models.layout import TEXT_AFTER, TEXT_BEFORE
 from ros_kvstream.records import FrameEvidence, Question
 from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
 from ros_kvstream.retrieval.evidence import retrieved_evidence
-from ros_kvstream.retrieval.fusion import RankedFrame, filter_slots
+from ros_kvstream.retrieval.fusion import RankedFrame
 from ros_kvstream.retrieval.internal import question_queries
 from ros_kvstream.retrieval.ranking import choose_frames
 from ros_kvstream.retrieval.token_indices import grid_coordinates
@@ -79,14 +79,11 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
             context = _retrieve(stream, retrieval, archive, question, start, capacity)
             if context.shown or context.evidence:
                 return context
-    frames = tuple(stream.frame_index.matching(question.camera, question.since, question.until))
-    if not question.filtered:
+    frames = tuple(stream.frame_index.matching(question.scope))
+    if not question.scope.limited:
         return Context(None, frames, ())
     if not frames:
-        raise QuestionError(
-            f"no remembered frame matches camera = {question.camera!r}, since = {question.since}, "
-            f"until = {question.until}: widen the filters"
-        )
+        raise QuestionError(f"no remembered frame matches {question.scope}: widen these limits")
     return Context(stream.arena.visible(list(frames)), frames, ())
 
 
@@ -96,8 +93,7 @@ def _retrieve(
     """The context of a question with the archive; frames are appended after the archive's lock is given back."""
     arena, table, settings = stream.arena, archive.table, retrieval.settings
     kept = arena.frames_kept()
-    matching = stream.frame_index.matching(question.camera, question.since, question.until)
-    matching = [frame for frame in matching if frame in kept]
+    matching = [frame for frame in stream.frame_index.matching(question.scope) if frame in kept]
     queries = search_queries(stream, retrieval, question.ids, start) if settings.internal_weight > 0 else {}
     with archive.lock:
         alone = not _newest_only(stream, retrieval, archive)
@@ -110,7 +106,7 @@ def _retrieve(
         else:
             present = {frame: share for frame, share in held.items() if share > 1 - 1e-6}
             capacity -= _tokens(newest)
-        allowed = filter_slots(table.frames, table.camera_names, question.camera, question.since, question.until)
+        allowed = table.matching(question.scope)
         chosen = choose_frames(archive, settings, retrieval.encoder, question.text, queries, allowed, present)
         patches = [int(table.frames["patches"][frame.slot]) for frame in chosen]
         added = within_capacity(chosen, patches, capacity, present)
@@ -120,7 +116,7 @@ def _retrieve(
     if fetched or newest:
         _append(stream, retrieval, [*fetched, *newest], seen, start)
     records = {frame: (stream.frame_index[frame], share) for frame, share in present.items()}
-    return Context(visible, shown, retrieved_evidence(chosen, fetched, records))
+    return Context(visible, shown, retrieved_evidence(chosen, fetched, records, stream.frame_index.map))
 
 
 def _tokens(frames: Sequence[ArchivedFrame]) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,11 +47,12 @@ def retrieved_evidence(
     chosen: Sequence[RankedFrame],
     fetched: Sequence[ArchivedFrame],
     present: Mapping[int, tuple[FrameRecord, float]],
+    segment: str,
 ) -> tuple[FrameEvidence, ...]:
     """Those of the chosen frames that are in the context, best first.
 
     :param fetched: frames brought back from the archive; :param present: frames that are in the context anyway, by id,
-        each with the share of it that is.
+        each with the share of it that is; :param segment: present segment of the map.
     """
     found: dict[int, tuple[ArchivedFrame | FrameRecord, float]] = {**present}
     for frame in fetched:
@@ -69,6 +71,7 @@ def retrieved_evidence(
                     kept_share=share,
                     ranks=dict(ranked.ranks),
                     scores=dict(ranked.scores),
+                    **_poses(record, segment),
                 )
             )
     return tuple(evidence)
@@ -85,5 +88,16 @@ def attended_evidence(
     for frame in ranked[: max(0, MAX_EVIDENCE - len(evidence))]:
         record = index[frame]
         share = min(1.0, kept.get(frame, 0.0) / max(record.tokens, 1))
-        evidence.append(FrameEvidence(frame, record.stamp, record.stamp_end, record.camera, mass[frame], share))
+        evidence.append(
+            FrameEvidence(
+                frame, record.stamp, record.stamp_end, record.camera, mass[frame], share, **_poses(record, index.map)
+            )
+        )
     return tuple(evidence)
+
+
+def _poses(record: ArchivedFrame | FrameRecord, segment: str) -> dict[str, Any]:
+    """Poses of a frame for its evidence, unknown where they belong to another map than the present one."""
+    if record.pose is None or record.pose.map != segment:
+        return {}
+    return {"pose": record.pose, "base_end": record.base_end}

@@ -6,13 +6,11 @@ score(frame) = sum over experts of weight / (k + rank); k = 60 by convention (Co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ros_kvstream.records import frame_matches
 
 
 @dataclass(frozen=True)
@@ -122,15 +120,3 @@ def choose_moments(
 def same_moment(one: RankedFrame, other: RankedFrame, gap_seconds: float) -> bool:
     """Whether two frames of one camera are so close in time that they show the same."""
     return one.camera == other.camera and abs(one.stamp - other.stamp) <= gap_seconds
-
-
-def filter_slots(
-    frames: NDArray[np.void], camera_names: Sequence[str], camera: str, since: float, until: float
-) -> NDArray[np.bool_]:
-    """Slots whose frame passes a question's filters, bool [slots]; see :func:`frame_matches`."""
-    number = camera_names.index(camera) if camera in camera_names else -1
-    is_camera = frames["camera"] == number if camera else True
-    allowed: NDArray[np.bool_] = frames["live"] & frame_matches(
-        is_camera, frames["stamp"], frames["stamp_end"], since, until
-    )
-    return allowed

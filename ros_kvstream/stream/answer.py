@@ -12,7 +12,7 @@ from torch import Tensor
 from ros_kvstream.errors import QuestionCancelled, QuestionError
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.records import Answer, LatencyBreakdown, Question
+from ros_kvstream.records import Answer, LatencyBreakdown, Question, Scope
 from ros_kvstream.retrieval.context import build_context
 from ros_kvstream.retrieval.evidence import attended_evidence, attention_mass
 from ros_kvstream.settings import MemorySettings
@@ -20,9 +20,8 @@ from ros_kvstream.stream.ingest import Ingest
 
 
 def check_question(
-    model: VideoLanguageModel, memory: MemorySettings, text: str, camera: str = "", since: float = 0.0,
-    until: float = 0.0, max_new_tokens: int | None = None,
-) -> Question:  # fmt: skip
+    model: VideoLanguageModel, memory: MemorySettings, text: str, scope: Scope, max_new_tokens: int | None = None
+) -> Question:
     """The question with its tokens and limits; parameters as in :meth:`VideoMemory.ask`.
 
     :raises QuestionError: for an empty or too long question, or an invalid limit.
@@ -31,11 +30,6 @@ def check_question(
         raise QuestionError(
             f"max_new_tokens = {max_new_tokens}: must be 1 to {memory.max_answer_tokens} (memory.max_answer_tokens)"
         )
-    for name, stamp in (("since", since), ("until", until)):
-        if not math.isfinite(stamp) or stamp < 0:
-            raise QuestionError(f"{name} = {stamp}: must be a stamp in seconds, or 0 for unbounded")
-    if since and until and since > until:
-        raise QuestionError(f"since = {since} is after until = {until}: swap them")
     if not text or not text.strip():
         raise QuestionError("the question is empty: give it at least one word")
     ids = model.suffix_ids(text.strip())
@@ -45,7 +39,20 @@ def check_question(
             f"the question has {tokens} tokens: the limit is {memory.max_question_tokens}. "
             "Shorten it or raise memory.max_question_tokens."
         )
-    return Question(text, tuple(ids), camera, since, until, max_new_tokens or memory.max_answer_tokens)
+    return Question(text, tuple(ids), scope, max_new_tokens or memory.max_answer_tokens)
+
+
+def check_scope(scope: Scope) -> None:
+    """Raise QuestionError for limits that are not finite or contradict each other."""
+    for name, stamp in (("since", scope.since), ("until", scope.until)):
+        if not math.isfinite(stamp) or stamp < 0:
+            raise QuestionError(f"{name} = {stamp}: must be a stamp in seconds, or 0 for unbounded")
+    if scope.since and scope.until and scope.since > scope.until:
+        raise QuestionError(f"since = {scope.since} is after until = {scope.until}: swap them")
+    if not math.isfinite(scope.radius) or scope.radius < 0:
+        raise QuestionError(f"radius = {scope.radius}: must be metres, or 0 for anywhere")
+    if scope.near is not None and not all(map(math.isfinite, scope.near)):
+        raise QuestionError(f"near = {scope.near}: must be three finite numbers of metres")
 
 
 def answer_question(

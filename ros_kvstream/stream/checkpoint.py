@@ -29,7 +29,7 @@ from ros_kvstream.retrieval.archive_retrieval import model_fingerprint
 from ros_kvstream.stream.ingest import Ingest
 
 FORMAT = "ros_kvstream memory"
-VERSION = 4
+VERSION = 5
 """Version of the format; files of any other version are refused."""
 PIECE_BYTES = 1 << 24
 """Tensors are read in pieces of about this size, so that no second copy of the memory is made."""
@@ -231,7 +231,7 @@ def _adopt_sizes(ingest: Ingest, state: dict[str, Any]) -> None:
 def _restore(ingest: Ingest, file: Any, state: dict[str, Any]) -> None:
     """Empty the memory, copy the tensors into its own, and hand every part its values."""
     saved = state["archive"]
-    records = [FrameRecord(**record) for record in state["frame_index"]["records"]]
+    records = [FrameRecord.from_dict(record) for record in state["frame_index"]["records"]]
     ingest.frame_index.clear()
     if ingest.archive_retrieval is not None:
         ingest.archive_retrieval.empty_for(records)

@@ -21,6 +21,7 @@ from ros_kvstream.memory.policies.camera_shares import CameraShares, camera_weig
 from ros_kvstream.memory.positions import make_positions
 from ros_kvstream.memory.stream_clock import StreamClock
 from ros_kvstream.models.base import Frame, FrameTokens, VideoLanguageModel
+from ros_kvstream.poses import FramePose
 from ros_kvstream.records import MemoryStats, Observation
 from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
 from ros_kvstream.settings import StreamSettings
@@ -125,6 +126,12 @@ class Ingest:
         if self.archive_retrieval is not None:
             self.archive_retrieval.extend(newest, stamp)
         return Observation(newest, False, 0)
+
+    def place(self, frame_id: int, stamp: float, pose: FramePose) -> None:
+        """Set the pose of a frame; see :meth:`VideoMemory.place`."""
+        record = self.frame_index.place(frame_id, stamp, pose)
+        if record is not None and self.archive_retrieval is not None:
+            self.archive_retrieval.place(record)
 
     def flush(self) -> tuple[float, float, float]:
         """Prefill the waiting block; returns milliseconds of vision tower, prefill and compaction.

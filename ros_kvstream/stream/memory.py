@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ros_kvstream.errors import QuestionError
 from ros_kvstream.memory.budget import MIB
 from ros_kvstream.memory.frame_index import FrameIndex
 from ros_kvstream.memory.policies import make_policy
 from ros_kvstream.memory.positions import TimestampPositions
 from ros_kvstream.models.base import Frame, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
-from ros_kvstream.records import Answer, MemoryStats, Observation
+from ros_kvstream.poses import FramePose, Vector, map_frame
+from ros_kvstream.records import Answer, MemoryStats, Observation, Scope
 from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
 from ros_kvstream.settings import Change, StreamSettings, rules_of
-from ros_kvstream.stream.answer import answer_question, check_question
+from ros_kvstream.stream.answer import answer_question, check_question, check_scope
 from ros_kvstream.stream.checkpoint import SavedMemory, load_memory, save_memory
 from ros_kvstream.stream.ingest import Ingest
 from ros_kvstream.vision.frame_filter import FrameFilter
@@ -65,14 +67,27 @@ class VideoMemory:
 
     # -- frames and questions ---------------------------------------------------------------------------------------
 
-    def observe(self, frame: Frame, stamp: float, camera: str = "camera") -> Observation:
+    def observe(
+        self, frame: Frame, stamp: float, camera: str = "camera", pose: FramePose | None = None
+    ) -> Observation:
         """Take one frame into the memory; a full block is prefilled at once, after a compaction if one is needed.
 
-        :param frame: RGB uint8 [height, width, 3]; :param stamp: seconds of the header stamp.
+        :param frame: RGB uint8 [height, width, 3]; :param stamp: seconds of the header stamp; :param pose: where it
+            was taken, see :meth:`place` for one that becomes known later.
         :raises FrameError: for an unusable frame; :raises NonFiniteError: when the model computes values that are not
             finite. The memory is unchanged.
         """
-        return self.ingest.observe(frame, stamp, camera)
+        observation = self.ingest.observe(frame, stamp, camera)
+        if pose is not None:
+            self.place(observation.frame_id, stamp, pose)
+        return observation
+
+    def place(self, frame_id: int, stamp: float, pose: FramePose) -> None:
+        """Remember where a frame was taken; ignored when the frame has been evicted, and of another map than its first.
+
+        :param frame_id, stamp: of the observation; that of a redundant frame becomes the last pose of its time span.
+        """
+        self.ingest.place(frame_id, stamp, pose)
 
     def flush(self) -> None:
         """Prefill the frames that wait in the block."""
@@ -85,6 +100,9 @@ class VideoMemory:
         camera: str = "",
         since: float = 0.0,
         until: float = 0.0,
+        near: Vector | None = None,
+        radius: float = 0.0,
+        near_frame: str = "",
         max_new_tokens: int | None = None,
         should_stop: Callable[[], bool] | None = None,
         on_token: Callable[[str], None] | None = None,
@@ -92,14 +110,45 @@ class VideoMemory:
         """Answer a question about the stream; afterwards the memory is the same as before, bit for bit.
 
         :param camera: only frames of this camera ('' = all); :param since, until: only frames in this span of stamps,
-            seconds (0 = unbounded); :param max_new_tokens: at most ``memory.max_answer_tokens``, which is the default.
+            seconds (0 = unbounded); :param near, radius: only frames that were taken within this distance of a point
+            in the present map, metres (0 = anywhere); :param near_frame: frame id of the point, to be compared with
+            that of the map ('' = the same).
+        :param max_new_tokens: at most ``memory.max_answer_tokens``, which is the default.
         :param should_stop: called before every token; True raises QuestionCancelled.
         :param on_token: called with each new piece of the answer's text.
         :raises QuestionError: when the question or a limit is invalid, or no frame matches;
         :raises NonFiniteError: when the model computes values that are not finite.
         """
-        checked = check_question(self.model, self.settings.memory, question, camera, since, until, max_new_tokens)
+        scope = self.scope(camera, since, until, near, radius, near_frame)
+        checked = check_question(self.model, self.settings.memory, question, scope, max_new_tokens)
         return answer_question(self.ingest, checked, should_stop, on_token)
+
+    def scope(
+        self,
+        camera: str = "",
+        since: float = 0.0,
+        until: float = 0.0,
+        near: Vector | None = None,
+        radius: float = 0.0,
+        near_frame: str = "",
+    ) -> Scope:
+        """The frames that a question may use; parameters as in :meth:`ask`.
+
+        :raises QuestionError: for an invalid limit, or when ``near`` is in another frame than the poses.
+        """
+        segment = self.frame_index.map
+        scope = Scope(camera, since, until, near, radius, segment)
+        check_scope(scope)
+        if near is None or not radius:
+            return replace(scope, near=None)
+        if not segment:
+            raise QuestionError(
+                "near: no remembered frame has a pose, so places cannot be compared. Set pose.source, or ask without "
+                "near and radius."
+            )
+        if near_frame not in ("", map_frame(segment)):
+            raise QuestionError(f"near is in frame {near_frame!r}: give it in {map_frame(segment)!r}, as the poses are")
+        return scope
 
     def stats(self) -> MemoryStats:
         """The memory's metrics now."""

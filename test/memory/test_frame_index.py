@@ -8,6 +8,7 @@ import json
 import pytest
 
 from ros_kvstream.memory.frame_index import FrameIndex
+from ros_kvstream.records import Scope
 
 
 def filled() -> FrameIndex:
@@ -33,7 +34,7 @@ def filled() -> FrameIndex:
 def test_frames_match_by_camera_and_by_the_overlap_of_their_span(
     camera: str, since: float, until: float, found: list[int]
 ) -> None:
-    assert filled().matching(camera, since, until) == found
+    assert filled().matching(Scope(camera, since, until)) == found
 
 
 def test_the_newest_stamp_is_that_of_the_newest_segment() -> None:
@@ -51,6 +52,6 @@ def test_an_index_comes_back_from_its_state_and_gives_no_id_twice() -> None:
     state = json.loads(json.dumps(first.state_dict()))
     for index, next_id in ((second, 6), (newer, 50)):
         index.load_state_dict(state)
-        assert [index[frame] for frame in index.matching("", 0.0, 0.0)] == [first[frame] for frame in (2, 4, 5)]
+        assert [index[frame] for frame in index.matching(Scope())] == [first[frame] for frame in (2, 4, 5)]
         assert index.cameras == first.cameras == {"front": 0, "rear": 1}
         assert index.add(20.0, "front", 4, 1, 20.0).frame_id == next_id

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ros_kvstream.memory.archive.plan import FRAME
 from ros_kvstream.retrieval.context import within_capacity
-from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, filter_slots, fuse
+from ros_kvstream.retrieval.fusion import Expert, RankedFrame, best_slots, choose_moments, fuse
 from ros_kvstream.retrieval.ranking import frame_interval, named_moments, question_order
 
 
@@ -66,19 +66,6 @@ def test_neighbours_are_one_moment_of_bounded_size():
     assert [frame.stamp for frame in chosen] == [10.0, 11.0, 50.0, 51.0]
     other_camera = [ranked(10.0), ranked(10.5, camera=1)]
     assert len(choose_moments(other_camera, 4, gap_seconds=2.5, moment_frames=1)) == 2
-
-
-def test_filters_take_frames_whose_span_meets_the_times_and_the_camera():
-    frames = table([0, 10, 20, 30], cameras=[0, 1, 0, 1])
-    frames["stamp_end"] = [5, 10, 29, 30]
-    names = ["front", "rear"]
-    assert filter_slots(frames, names, "", 0, 0).tolist() == [True] * 4
-    assert filter_slots(frames, names, "rear", 0, 0).tolist() == [False, True, False, True]
-    assert filter_slots(frames, names, "", 25, 0).tolist() == [False, False, True, True]
-    assert filter_slots(frames, names, "", 0, 10).tolist() == [True, True, False, False]
-    assert filter_slots(frames, names, "unknown", 0, 0).tolist() == [False] * 4
-    frames["live"][3] = False
-    assert filter_slots(frames, names, "rear", 25, 0).tolist() == [False] * 4
 
 
 def test_only_what_fits_the_capacity_is_added_in_time_order_and_nothing_twice():

@@ -18,14 +18,15 @@ SHAPE = ArchiveShape(
 )
 
 
-def make_frame(frame_id: int, *, stamp: float | None = None, camera: str = "front", thumbnail: bytes = b"",
-               like: int | None = None) -> FrameToArchive:  # fmt: skip
+def make_frame(
+    frame_id: int, *, stamp: float | None = None, camera: str = "front", like: int | None = None, **more: Any
+) -> FrameToArchive:
     """A frame whose keys and content follow from its id (or from ``like``)."""
     generator = torch.Generator().manual_seed(1000 + (frame_id if like is None else like))
     keys = torch.randn(2, SHAPE.kv_heads, SHAPE.patches, SHAPE.head_dim, generator=generator)
     content = torch.randn(SHAPE.patches, SHAPE.vectors, SHAPE.width, generator=generator)
     seconds = frame_id * 0.5 if stamp is None else stamp
-    return FrameToArchive(frame_id, seconds, camera, (2, 3), keys, content, thumbnail=thumbnail)
+    return FrameToArchive(frame_id, seconds, camera, (2, 3), keys, content, **more)
 
 
 def make_archive(budget_mib: float = 0.1, fingerprint: str = "", shape: ArchiveShape = SHAPE, **settings) -> Archive:

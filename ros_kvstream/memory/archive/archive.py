@@ -18,11 +18,12 @@ from ros_kvstream.errors import ArchiveError, FrameError
 from ros_kvstream.memory.archive.file import ArchiveFile
 from ros_kvstream.memory.archive.newest import NewestFrames
 from ros_kvstream.memory.archive.patches import PatchSelector
-from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MIB, ArchivePlan
+from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MAP_NAME_BYTES, MIB, ArchivePlan
 from ros_kvstream.memory.archive.records import ArchivedFrame, ArchiveStatus, FrameToArchive
 from ros_kvstream.memory.archive.table import Claim, FrameTable
 from ros_kvstream.memory.archive.writer import ArchiveWriter
 from ros_kvstream.memory.frame_index import FrameRecord
+from ros_kvstream.poses import FramePose, Pose
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class Archive:
             entry = self.table.frames[slot]
             if slot in taken and int(entry["sequence"]) == int(late["sequence"]):
                 entry["stamp_end"] = late["stamp_end"]
+                if late["map_name"]:
+                    self.table.set_poses(slot, late["map_name"].decode(errors="ignore"), late["poses"])
                 if late["embedded"]:
                     entry["embedded"] = True
                     self.table.embeddings[slot] = torch.from_numpy(np.array(late["embedding"]))
@@ -169,6 +172,7 @@ class Archive:
             ("embedded", False),
         ):
             entry[name] = value
+        self._set_poses(claim.slot, frame.pose, frame.base_end)
         packed = self._writer.buffers(stage)[0] if self._writer else self._stage
         self.plan.codec.encode(frame.content[kept.to(frame.content.device)], coordinates, packed[:count])
         if self._writer is None:
@@ -177,6 +181,7 @@ class Archive:
         else:
             record = self._writer.buffers(stage)[1]
             record["frame"], record["camera_name"] = entry, frame.camera.encode()[:CAMERA_NAME_BYTES]
+            record["map_name"] = table.map_name(claim.slot).encode()
             record["rows"], record["index_keys"] = table.rows[claim.slot], table.index_keys[:, claim.slot].numpy()
             record["thumbnail"][0, : len(thumbnail)] = thumbnail
             self._writer.submit(stage, claim)
@@ -189,8 +194,10 @@ class Archive:
         *,
         embedding: NDArray[np.float32] | None = None,
         stamp_end: float | None = None,
+        pose: FramePose | None = None,
+        base_end: Pose | None = None,
     ) -> bool:
-        """Add the embedding or the new end of a frame's time span; False when the archive does not hold the frame."""
+        """Add the embedding, the new end of a frame's time span or its poses; False when the frame is not held."""
         with self.lock:
             slot = self.table.slot_of(frame_id)
             if slot is None:
@@ -198,15 +205,25 @@ class Archive:
             entry = self.table.frames[slot]
             if stamp_end is not None:
                 entry["stamp_end"] = stamp_end
+            if pose is not None:
+                self._set_poses(slot, pose, base_end)
             if embedding is not None:
                 self.table.embeddings[slot] = torch.as_tensor(np.asarray(embedding, dtype=np.float32))
                 entry["embedded"] = True
             if self._writer is not None:
                 late = np.zeros(1, dtype=self.plan.late_type)
                 late["sequence"], late["stamp_end"] = entry["sequence"], entry["stamp_end"]
+                late["map_name"], late["poses"] = self.table.map_name(slot).encode(), entry["poses"]
                 late["embedded"], late["embedding"] = entry["embedded"], self.table.embeddings[slot].numpy()
                 self._late_dropped += not self._writer.submit_late(slot, late)
             return True
+
+    def _set_poses(self, slot: int, pose: FramePose | None, base_end: Pose | None) -> None:
+        if pose is None or len(pose.map.encode()) > MAP_NAME_BYTES:
+            self.table.set_poses(slot, "", ())
+            return
+        poses = [pose.base, pose.camera, base_end or pose.base]
+        self.table.set_poses(slot, pose.map, [pose.numbers() for pose in poses])
 
     # -- out --------------------------------------------------------------------------------------------------------
 
@@ -232,6 +249,7 @@ class Archive:
         else:
             self._writer.read(slot, rows, packed)
         content, coordinates = self.plan.codec.decode(packed)
+        pose, base_end = self.table.poses(slot)
         return ArchivedFrame(
             frame_id=int(entry["frame_id"]),
             stamp=float(entry["stamp"]),
@@ -240,6 +258,8 @@ class Archive:
             grid=(int(entry["grid_rows"]), int(entry["grid_columns"])),
             coordinates=coordinates,
             content=content,
+            pose=pose,
+            base_end=base_end,
         )
 
     def newest_frames(self, frame_ids: Sequence[int]) -> list[ArchivedFrame]:
@@ -428,8 +448,9 @@ class Archive:
 def describe_missing(count: int, path: str) -> str:
     """Describe which late records the file lacks, and the remedy, for diagnostics."""
     return (
-        f"archive.path = {path!r}: {count} embeddings or time spans are not in the file, since the disk was slower "
-        "than the stream; they are missing after a restart. Remedy: raise archive.queue_frames or use a faster disk."
+        f"archive.path = {path!r}: {count} embeddings, time spans or poses are not in the file, since the disk was "
+        "slower than the stream; they are missing after a restart. Remedy: raise archive.queue_frames or use a faster "
+        "disk."
     )
 
 

@@ -23,7 +23,7 @@ from ros_kvstream.memory.archive.plan import HEADER_BYTES, ArchivePlan
 
 FILE_NAME = "frames.kvarchive"
 MAGIC = b"KVARCHIV"
-FORMAT = 3
+FORMAT = 4
 """Written into the header; files of another format are refused."""
 IDENTITY_OFFSET, IDENTITY_BYTES = 2560, 16
 """Random bytes that identify the file, written once."""

@@ -11,12 +11,15 @@ import numpy as np
 
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.memory.archive.row_codec import RowCodec
+from ros_kvstream.poses import POSE_NUMBERS
 from ros_kvstream.settings import ArchiveSettings
 
 MIB = 1 << 20
 
 CAMERA_NAME_BYTES = 48
 """Longest camera name in UTF-8 bytes; longer names are cut."""
+MAP_NAME_BYTES = 96
+"""Longest name of a map segment in UTF-8 bytes; frames of a longer one are archived without a pose."""
 HEADER_BYTES = 4096
 """First page of the file."""
 WORKING_BYTES = 96
@@ -37,11 +40,14 @@ FRAME = np.dtype(
         ("index_count", "<i2"),
         ("grid_rows", "<i2"),
         ("grid_columns", "<i2"),
+        ("map", "<i2"),
+        ("poses", "<f4", (3, POSE_NUMBERS)),
         ("live", "?"),
         ("embedded", "?"),
     ]
 )
-"""Record of a frame in memory, without its index keys."""
+"""Record of a frame in memory, without its index keys. ``map`` is the number of its map segment, -1 without a pose;
+``poses`` are those of base and camera at its first moment, and of the base at its last."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class ArchivePlan:
                 ("epoch", "<i8"),
                 ("frame", FRAME),
                 ("camera_name", f"S{CAMERA_NAME_BYTES}"),
+                ("map_name", f"S{MAP_NAME_BYTES}"),
                 ("rows", "<i4", (shape.patches,)),
                 ("index_keys", "<f2", (len(shape.index_layers), self.index_count, shape.index_width)),
                 ("thumbnail", "u1", (self.settings.thumbnail_bytes,)),
@@ -122,13 +129,15 @@ class ArchivePlan:
 
     @property
     def late_type(self) -> np.dtype:
-        """Values that may change after a frame was written: its time span and its external embedding."""
+        """Values that may change after a frame was written: its time span, its poses and its external embedding."""
         return np.dtype(
             [
                 ("checksum", "<u4"),
                 ("embedded", "<u4"),
                 ("sequence", "<i8"),
                 ("stamp_end", "<f8"),
+                ("map_name", f"S{MAP_NAME_BYTES}"),
+                ("poses", "<f4", (3, POSE_NUMBERS)),
                 ("embedding", "<f2", (self.shape.embedding,)),
             ]
         )

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ros_kvstream.poses import FramePose, Pose
+
 
 @dataclass(frozen=True)
 class FrameToArchive:
@@ -33,6 +35,10 @@ class FrameToArchive:
     patches: Tensor | None = None
     """Token indices in the grid, int64 [patches], when some patches were not computed; None for all patches.
     Indices beyond the grid belong to tokens that are not patches; these are always kept."""
+    pose: FramePose | None = None
+    """Where it was taken; see ``Archive.complete`` for a pose that becomes known later."""
+    base_end: Pose | None = None
+    """Pose of the robot's base at ``stamp_end``; None without ``pose``."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,10 @@ class ArchivedFrame:
     """Grid coordinates (h, w) of each kept patch, int16 [patches, 2]."""
     content: Tensor
     """What was stored of each kept patch, float32 [patches, vectors, width]."""
+    pose: FramePose | None = None
+    """Where it was taken; None where that is unknown."""
+    base_end: Pose | None = None
+    """Pose of the robot's base at ``stamp_end``; None without ``pose``."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, FRAME, ArchivePlan
+from ros_kvstream.poses import FramePose, Pose
+from ros_kvstream.records import Scope
 
 NOVELTY_RANGE = (0.05, 100.0)
 """Bounds of the protection by novelty, as a multiple of the median frame's."""
@@ -47,6 +49,8 @@ class FrameTable:
         )
         self.embeddings = torch.zeros(plan.frames, shape.embedding, dtype=torch.float16)
         self.camera_names: list[str] = []
+        self.map_names: list[str] = []
+        """Segments of maps that poses refer to."""
         self.evicted = 0
         self._free_slots = np.zeros(plan.frames, dtype=np.int32)
         self._free_rows = np.zeros(plan.rows, dtype=np.int32)
@@ -126,6 +130,51 @@ class FrameTable:
         self.evicted += len(evicted)
         return evicted
 
+    # -- filters and poses --------------------------------------------------------------------------------------------
+
+    def set_poses(self, slot: int, map_name: str, poses: ArrayLike) -> None:
+        """Set the poses of a frame; an empty name means that they are unknown.
+
+        :param poses: of base and camera at its first moment and of the base at its last, [3, 7].
+        """
+        entry = self.frames[slot]
+        entry["map"] = self._map_index(map_name) if map_name else -1
+        entry["poses"] = poses if map_name else 0.0
+
+    def _map_index(self, name: str) -> int:
+        """Number of a map segment; a number that no frame uses any more is given again."""
+        if name not in self.map_names:
+            used = self.frames["map"][self.frames["live"]]
+            number = next(n for n in range(len(self.map_names) + 1) if n not in used)
+            self.map_names[number : number + 1] = [name]
+        return self.map_names.index(name)
+
+    def map_name(self, slot: int) -> str:
+        """Segment of the map that a frame's poses refer to; empty where they are unknown."""
+        number = int(self.frames["map"][slot])
+        return self.map_names[number] if number >= 0 else ""
+
+    def poses(self, slot: int) -> tuple[FramePose | None, Pose | None]:
+        """Where a frame was taken, and the pose of the base at its last moment; None where they are unknown."""
+        name = self.map_name(slot)
+        if not name:
+            return None, None
+        base, camera, end = (Pose.from_numbers(numbers) for numbers in self.frames["poses"][slot])
+        return FramePose(name, base, camera), end
+
+    def matching(self, scope: Scope) -> NDArray[np.bool_]:
+        """Slots whose frame is in a scope, bool [slots]."""
+        frames = self.frames
+        allowed: NDArray[np.bool_] = frames["live"] & scope.in_time(frames["stamp"], frames["stamp_end"])
+        if scope.camera:
+            known = scope.camera in self.camera_names
+            allowed &= frames["camera"] == (self.camera_names.index(scope.camera) if known else -1)
+        if scope.near is not None:
+            known = scope.map in self.map_names
+            allowed &= (frames["map"] == self.map_names.index(scope.map)) if known else False
+            allowed &= scope.in_place(frames["poses"][:, ::2, :3])
+        return allowed
+
     # -- restore ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,6 +185,7 @@ class FrameTable:
             "slots_end": int(live.max()) + 1 if live.size else 0,
             "rows_end": int(max(used)) + 1 if used else 0,
             "camera_names": self.camera_names,
+            "map_names": self.map_names,
             "evicted": self.evicted,
             "next_sequence": self._next_sequence,
             "free_slots": self._slots_free,
@@ -158,7 +208,8 @@ class FrameTable:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the plain values of a state whose tensors have been copied into :meth:`tensors`."""
-        self.camera_names, self.evicted = list(state["camera_names"]), state["evicted"]
+        self.camera_names, self.map_names = list(state["camera_names"]), list(state["map_names"])
+        self.evicted = state["evicted"]
         self._next_sequence = state["next_sequence"]
         self._slots_free, self._rows_free = state["free_slots"], state["free_rows"]
 
@@ -179,6 +230,7 @@ class FrameTable:
             self.frames[slot] = record["frame"]
             self.frames[slot]["live"] = True
             self.frames[slot]["camera"] = self.camera_index(record["camera_name"].decode(errors="ignore"))
+            self.set_poses(slot, record["map_name"].decode(errors="ignore"), record["frame"]["poses"])
             self.rows[slot, :patches] = rows
             self.index_keys[:, slot] = torch.from_numpy(np.array(record["index_keys"]))
             self._next_sequence = max(self._next_sequence, int(record["frame"]["sequence"]) + 1)

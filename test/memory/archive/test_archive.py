@@ -12,6 +12,7 @@ from support.archives import SHAPE, assert_same, make_archive, make_frame
 
 from ros_kvstream.errors import ArchiveError, BudgetError, FrameError
 from ros_kvstream.memory.archive.plan import MIB, plan_archive
+from ros_kvstream.records import Scope
 from ros_kvstream.settings import ArchiveSettings
 
 
@@ -121,6 +122,23 @@ def test_a_late_embedding_and_time_span_are_kept():
     slot = archive.table.slot_of(7)
     assert archive.table.embeddings[slot].tolist() == [1, 2, 3, 4]
     assert archive.fetch([slot])[0].stamp_end == 9.5
+
+
+def test_a_scope_takes_frames_whose_span_meets_the_times_and_the_camera():
+    archive = make_archive()
+    for number, (stamp, stamp_end) in enumerate([(1, 5), (10, 10), (20, 29), (30, 30)]):
+        archive.add(make_frame(number, stamp=stamp, stamp_end=stamp_end, camera="rear" if number % 2 else "front"))
+
+    def found(**limits) -> list[int]:
+        return sorted(archive.table.frames["frame_id"][archive.table.matching(Scope(**limits))].tolist())
+
+    assert found() == [0, 1, 2, 3]
+    assert found(camera="rear") == [1, 3]
+    assert found(since=25.0) == [2, 3]
+    assert found(until=10.0) == [0, 1]
+    assert found(camera="unknown") == []
+    archive.remove([3])
+    assert found(camera="rear", since=25.0) == []
 
 
 def test_thumbnails_are_kept_up_to_their_room():
