@@ -69,6 +69,10 @@ class Scope:
         return ", ".join(limits)
 
 
+UNLIMITED = Scope()
+"""All frames."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A question that has been checked."""

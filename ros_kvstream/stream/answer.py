@@ -12,7 +12,7 @@ from torch import Tensor
 from ros_kvstream.errors import QuestionCancelled, QuestionError
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.records import Answer, LatencyBreakdown, Question, Scope
+from ros_kvstream.records import UNLIMITED, Answer, LatencyBreakdown, Question, Scope
 from ros_kvstream.retrieval.context import build_context
 from ros_kvstream.retrieval.evidence import attended_evidence, attention_mass
 from ros_kvstream.settings import MemorySettings
@@ -20,7 +20,11 @@ from ros_kvstream.stream.ingest import Ingest
 
 
 def check_question(
-    model: VideoLanguageModel, memory: MemorySettings, text: str, scope: Scope, max_new_tokens: int | None = None
+    model: VideoLanguageModel,
+    memory: MemorySettings,
+    text: str,
+    scope: Scope = UNLIMITED,
+    max_new_tokens: int | None = None,
 ) -> Question:
     """The question with its tokens and limits; parameters as in :meth:`VideoMemory.ask`.
 

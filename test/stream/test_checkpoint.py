@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.archives import frame_pose
 from support.arenas import contents, same
 from support.tiny_models import qwen2_5_vl
 
@@ -43,7 +44,7 @@ def watch(memory: VideoMemory, first: int, last: int) -> None:
     """Show it pictures, two cameras in turn, half a second apart."""
     for number in range(first, last):
         pixels = np.random.default_rng(number).integers(0, 256, (56, 84, 3), dtype=np.uint8)
-        memory.observe(pixels, 100.0 + number / 2, ("front", "rear")[number % 2])
+        memory.observe(pixels, 100.0 + number / 2, ("front", "rear")[number % 2], frame_pose(number / 7))
 
 
 def everything(memory: VideoMemory) -> tuple[Any, ...]:
@@ -58,7 +59,8 @@ def archived(memory: VideoMemory) -> list[tuple[Any, ...]]:
     archive = memory.archive_retrieval.archive
     frames = archive.fetch([int(slot) for slot in np.flatnonzero(archive.table.frames["live"])])
     return sorted((frame.frame_id, frame.stamp, frame.stamp_end, frame.camera, frame.content.sum().item(),
-                   archive.thumbnail(frame.frame_id)) for frame in frames)  # fmt: skip
+                   archive.thumbnail(frame.frame_id), repr(frame.pose), repr(frame.base_end))
+                  for frame in frames)  # fmt: skip
 
 
 QUANTIZED = {"quantized": QuantizedSettings(mode="on", group=16)}

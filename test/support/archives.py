@@ -11,6 +11,7 @@ import torch
 from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.archive.plan import ArchiveShape, plan_archive
 from ros_kvstream.memory.archive.records import ArchivedFrame, FrameToArchive
+from ros_kvstream.poses import FramePose, Pose
 from ros_kvstream.settings import ArchiveSettings
 
 SHAPE = ArchiveShape(
@@ -27,6 +28,12 @@ def make_frame(
     content = torch.randn(SHAPE.patches, SHAPE.vectors, SHAPE.width, generator=generator)
     seconds = frame_id * 0.5 if stamp is None else stamp
     return FrameToArchive(frame_id, seconds, camera, (2, 3), keys, content, **more)
+
+
+def frame_pose(x: float, segment: str = "map#a") -> FramePose:
+    """The pose of a robot at x on the floor, rounded as storage keeps it."""
+    base = Pose.from_euler((x, 0.0, 0.0), 0.0, 0.0, x / 3)
+    return FramePose(segment, base, base.compose(Pose((0.1, 0.0, 0.4)))).stored()
 
 
 def make_archive(budget_mib: float = 0.1, fingerprint: str = "", shape: ArchiveShape = SHAPE, **settings) -> Archive:

@@ -138,7 +138,9 @@ class FrameTable:
         :param poses: of base and camera at its first moment and of the base at its last, [3, 7].
         """
         entry = self.frames[slot]
-        entry["map"] = self._map_index(map_name) if map_name else -1
+        entry["map"] = -1
+        if map_name:
+            entry["map"] = self._map_index(map_name)
         entry["poses"] = poses if map_name else 0.0
 
     def _map_index(self, name: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.archives import SHAPE, assert_same, make_archive, make_frame
+from support.archives import SHAPE, assert_same, frame_pose, make_archive, make_frame
 
 from ros_kvstream.errors import ArchiveError, BudgetError, FrameError
 from ros_kvstream.memory.archive.plan import MIB, plan_archive
@@ -139,6 +139,38 @@ def test_a_scope_takes_frames_whose_span_meets_the_times_and_the_camera():
     assert found(camera="unknown") == []
     archive.remove([3])
     assert found(camera="rear", since=25.0) == []
+
+
+def test_a_late_pose_is_kept_and_only_its_own_map_matches_a_place():
+    archive = make_archive()
+    for number in range(4):
+        archive.add(make_frame(number, pose=frame_pose(number), base_end=frame_pose(number + 5.0).base))
+    archive.complete(2, pose=frame_pose(50.0, "map#b"), base_end=frame_pose(60.0).base)
+
+    def found(x: float, segment: str) -> list[int]:
+        scope = Scope(near=(x, 0.0, 0.0), radius=1.5, map=segment)
+        return sorted(archive.table.frames["frame_id"][archive.table.matching(scope)].tolist())
+
+    assert found(0.0, "map#a") == [0, 1] and found(7.0, "map#a") == [1, 3]
+    assert found(50.0, "map#b") == found(60.0, "map#b") == [2] and found(50.0, "map#a") == []
+    assert found(0.0, "map#c") == []
+    (fetched,) = archive.fetch([archive.table.slot_of(2)])
+    assert fetched.pose == frame_pose(50.0, "map#b") and fetched.base_end == frame_pose(60.0).base
+
+
+def test_map_segments_without_frames_make_room_for_new_ones():
+    archive = make_archive()
+    for number in range(3 * archive.plan.frames):
+        archive.add(make_frame(number, pose=frame_pose(number, f"map#{number}")))
+    assert len(archive.table.map_names) <= archive.plan.frames
+    slots = np.flatnonzero(archive.table.frames["live"])
+    assert all(archive.table.map_name(slot) == f"map#{archive.table.frames['frame_id'][slot]}" for slot in slots)
+
+
+def test_a_frame_of_an_overlong_map_name_has_no_pose():
+    archive = make_archive()
+    archive.add(make_frame(0, pose=frame_pose(1.0, "m" * 200)))
+    assert archive.fetch([archive.table.slot_of(0)])[0].pose is None
 
 
 def test_thumbnails_are_kept_up_to_their_room():

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from support.archives import SHAPE, add_frames, assert_same, make_archive, make_frame
+from support.archives import SHAPE, add_frames, assert_same, frame_pose, make_archive, make_frame
 
 from ros_kvstream.errors import ArchiveError
 from ros_kvstream.memory.archive import file as archive_file
@@ -146,6 +146,22 @@ def test_kills_at_random_moments_never_leave_a_wrong_frame(tmp_path, writers):
         archive = make_archive(budget_mib=0.2, path=str(tmp_path), queue_frames=64)
         check_everything_held(archive)
         archive.close()
+
+
+def test_poses_of_a_reopened_archive_are_the_same_bit_for_bit(archive_of):
+    archive = archive_of()
+    for number in range(6):
+        archive.add(make_frame(number, pose=frame_pose(number / 7) if number % 2 else None))
+    archive.complete(0, pose=frame_pose(0.3, "map#b"), base_end=frame_pose(1 / 3).base)
+    archive.complete(3, pose=frame_pose(3 / 7), base_end=frame_pose(4 / 7).base)
+    archive.close()
+    again = archive_of()
+    slots = [int(slot) for slot in np.flatnonzero(again.table.frames["live"])]
+    found = {frame.frame_id: (frame.pose, frame.base_end) for frame in again.fetch(slots)}
+    assert found[0] == (frame_pose(0.3, "map#b"), frame_pose(1 / 3).base)
+    assert found[1] == (frame_pose(1 / 7), frame_pose(1 / 7).base)
+    assert found[3] == (frame_pose(3 / 7), frame_pose(4 / 7).base)
+    assert found[2] == found[4] == (None, None)
 
 
 def test_every_torn_record_is_counted_and_its_room_is_used_again(archive_of, tmp_path):
