@@ -55,7 +55,7 @@ IN_DIAGNOSTICS = {"camera_slots", "archive_problem", "position_limit", "position
 
 
 @pytest.mark.parametrize(("record", "message", "renamed"), [
-    (records.FrameEvidence, "FrameEvidence", {}),
+    (records.FrameEvidence, "FrameEvidence", {"base_end": "base_pose_end"}),
     (records.LatencyBreakdown, "LatencyBreakdown", {}),
     (records.MemoryStats, "KvStats", {}),
     (records.Answer, "Answer", {"text": "answer", "asked_at": "header"}),
