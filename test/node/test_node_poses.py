@@ -6,6 +6,7 @@ The tests of a node go in order. The robot drives 1 m/s along x; time is that of
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 from geometry_msgs.msg import PoseStamped, PoseWithCovarianceStamped
+from lifecycle_msgs.msg import Transition
 from nav_msgs.msg import Odometry
 from std_msgs.msg import String
 from support.running_node import RunningNode, image, picture, running_node
@@ -313,8 +315,38 @@ def test_poses_of_another_clock_than_the_images_place_nothing_and_the_difference
     assert status.level == WARN and "behind those of the images" in status.message
 
 
+def test_an_inactive_node_subscribes_no_poses_and_an_active_one_does_again(robot: Robot) -> None:
+    assert robot.node.change(Transition.TRANSITION_DEACTIVATE)
+    robot.node.until(lambda: not robot.poses.get_subscription_count(), "no subscription of /odom")
+    assert robot.node.change(Transition.TRANSITION_ACTIVATE)
+    robot.node.until(lambda: robot.poses.get_subscription_count() and robot.images.get_subscription_count(),
+                     "both subscriptions again")
+    robot.node.spin(0.3)
+    robot.now += 100.0
+
+    def drive() -> None:
+        robot.drive(0.2)
+        robot.show(robot.now - 0.05)
+
+    assert outcome(robot, drive) == (1, {})
+
+
 def test_everything_was_accounted_for_and_nothing_failed(robot: Robot) -> None:
     stats = decided(robot)
     assert stats.frames_published == stats.frames_seen and not sum(stats.drop_counts)
     assert robot.node.lifecycle_state() == "active" and "Traceback" not in robot.node.output()
     assert robot.node.status("state").level == OK
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tf2_ros") is not None, reason="tf2_ros is installed here")
+def test_without_tf2_ros_configure_fails_and_says_where_it_is_to_be_had(tmp_path: Path, random_model: Path) -> None:
+    with running_node(tmp_path, {"model": random_model, "pose.source": "tf"}) as node:
+        status = node.until_status("state", lambda status: "configure failed" in status.message)
+        for part in ("tf2_ros", "a ROS 2 distribution has it", "the wheels from PyPI do not"):
+            assert part in status.message
+        assert node.lifecycle_state() == "unconfigured"
+        assert node.set_parameter("pose.source", "topic") == ""
+        assert "camera.pose = '1 2'" in node.set_parameter("camera.pose", "1 2")
+        assert "pose.map_name = 'a#b'" in node.set_parameter("pose.map_name", "a#b")
+        assert node.change(Transition.TRANSITION_CONFIGURE)
+        assert "pose.source may be changed" in node.set_parameter("pose.source", "none")
