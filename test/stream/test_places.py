@@ -74,6 +74,19 @@ def test_poses_of_an_earlier_map_are_neither_matched_nor_given(archive):
         memory.ask(QUESTION, near=(0.0, 0.0, 0.0), radius=2.0)
 
 
+@pytest.mark.parametrize("archive", [0.0, 1.0], ids=["arena", "archive"])
+def test_the_maps_of_remembered_poses_are_known_while_a_frame_of_them_is_left(archive):
+    memory = memory_of(archive)
+    assert memory.maps() == set()
+    drive(memory, 3, segment="map#a")
+    drive(memory, 3, start=3, segment="map#b")
+    assert memory.maps() == {"map#a", "map#b"}
+    drive(memory, 120, start=6, segment="map#b")  # the arena has evicted the frames before
+    assert memory.maps() == ({"map#a", "map#b"} if archive else {"map#b"})
+    memory.clear()
+    assert memory.maps() == set()
+
+
 def test_poses_that_become_known_later_count_as_if_they_had_come_with_the_frame():
     given, placed = memory_of(1.0), memory_of(1.0)
     drive(given, 30)
