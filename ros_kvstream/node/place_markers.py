@@ -30,7 +30,7 @@ SHADES = [ColorRGBA(r=float(r), g=float(g), b=float(b), a=1.0) for r, g, b in np
 """Colours from the oldest to the newest."""
 
 
-class Places:
+class PlaceMarkers:
     """Draws while the topic has a subscriber. Runs in the worker's thread, because it reads the memory."""
 
     def __init__(self, node: LifecycleNode) -> None:
