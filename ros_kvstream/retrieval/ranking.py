@@ -36,13 +36,13 @@ ORDER_WORDS = {
 """English words that mark a question of order."""
 _SEEING = "see|saw|seen|spot(?:ted)?|noticed?|observed?|find|found|meet|met|pass(?:ed)?|encounter(?:ed)?"
 _NAMED = re.compile(rf"\b(?:first|last) (?:{_SEEING}) (?:the|an?|any|my|your|our|his|her|their|this|that)\b")
-"""Question of a thing that it names, such as "Where did you last see the cone?": it is found by what it looks like."""
+"""Words that mark none, as in "Where did you last see the cone?": the cone is found by what it looks like."""
 
 
 def question_order(question: str) -> str:
     """first | last | before | after, or '' when the question is not one of order."""
-    words = re.findall(r"[a-z]+", question.lower())
-    for word in words if not _NAMED.search(" ".join(words)) else ():
+    words = " ".join(re.findall(r"[a-z]+", question.lower()))
+    for word in _NAMED.sub(" ", words).split():
         if word in ORDER_WORDS:
             return ORDER_WORDS[word]
     return ""
