@@ -2,7 +2,8 @@
 """`kvstream benchmark place`: distance between an answer's goal and the place where the robot saw the thing.
 
 Patrols with a known path on held-out seeds; every frame comes with its pose. Beside the error stands the distance that
-the robot moved while the thing was in view: the place is not defined more exactly than that.
+the robot moved while the thing was in view: the place is not defined more exactly than that. A goal is as good as the
+choice of the first evidence, which is measured for questions of all kinds.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ ARENA_FRAMES, ARCHIVE_RATIO = 20, 2.0
 PENDING_PICTURES = 4
 """Small archives need their bytes for frames."""
 SEGMENT = map_segment("odom", "patrol")
+EVIDENCE_KINDS = ("where", "colour", "how_many", "room", "any", "first", "last", "view_now")
+"""Kinds of questions of which one moment is the evidence."""
+EVIDENCE_QUESTIONS = 4
+"""Questions of each kind about each stream."""
 TOLERANCE = 1e-6
 """Seconds."""
 
@@ -52,6 +57,17 @@ class Place:
     """Whether the first frame of the evidence shows the thing."""
     correct: bool
     """Whether the text of the answer is right."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Whether a frame shows what one question is about."""
+
+    kind: str
+    first: bool
+    """The first frame of the evidence."""
+    scored: bool
+    """The retrieved frame with the highest score of the experts."""
 
 
 def make_memory(model: VideoLanguageModel, external: str) -> VideoMemory:
@@ -90,6 +106,34 @@ def shows(frame: FrameEvidence, question: Question) -> bool:
     return any(frame.stamp - TOLERANCE <= stamp <= frame.stamp_end + TOLERANCE for stamp in question.evidence)
 
 
+def first_evidence(memory: VideoMemory, world: PatrolWorld) -> list[Evidence]:
+    """Ask questions of every kind whose evidence is known."""
+    found = []
+    for kind in EVIDENCE_KINDS:
+        for question in world.questions(EVIDENCE_QUESTIONS, kinds=(kind,)):
+            if question.evidence:
+                evidence = memory.ask(question.text).evidence
+                scored = max((frame for frame in evidence if frame.ranks), key=lambda frame: frame.score, default=None)
+                found.append(Evidence(
+                    kind, shows(evidence[0], question), scored is not None and shows(scored, question)
+                ))  # fmt: skip
+    return found
+
+
+def by_kind(found: Sequence[Evidence]) -> dict[str, dict[str, float]]:
+    """Shares of questions whose first, or highest scored, evidence shows what they are about, and their number."""
+    groups = {kind: [item for item in found if item.kind == kind] for kind in EVIDENCE_KINDS}
+    return {
+        kind: {
+            "shown_first": float(np.mean([item.first for item in group])),
+            "scored_first": float(np.mean([item.scored for item in group])),
+            "n": len(group),
+        }
+        for kind, group in groups.items()
+        if group
+    }
+
+
 def figures(results: Sequence[Place]) -> dict[str, float | None]:
     """Error, distance moved and counts of some results, at least one; errors are None where no answer has a goal."""
     errors = [place.error for place in results if place.error is not None]
@@ -117,6 +161,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure; progress goes to the console. Returns the object of ``--json``."""
     model = load(options.model)
     by_length: dict[int, list[Place]] = {}
+    evidence: list[Evidence] = []
     for frames in options.lengths:
         results = by_length.setdefault(frames, [])
         for number in range(options.streams):
@@ -125,12 +170,17 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             observe_with_poses(memory, world)
             for question in world.questions(options.questions, kinds=(PLACE,)):
                 results.append(result(question, memory.ask(question.text)))
+            evidence += first_evidence(memory, world)
             memory.close()
         if not results:
             raise SettingsError(f"--lengths {frames}, --questions {options.questions}: there was nothing to ask about")
         console.print(f"{frames} frames: median error {_number(figures(results)['median_error_m'])} m")
     everything = [place for results in by_length.values() for place in results]
-    return {**figures(everything), "by_length": {str(frames): figures(part) for frames, part in by_length.items()}}
+    return {
+        **figures(everything),
+        "by_length": {str(frames): figures(part) for frames, part in by_length.items()},
+        "evidence": by_kind(evidence),
+    }
 
 
 def _number(value: float | None) -> str:
@@ -138,7 +188,7 @@ def _number(value: float | None) -> str:
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Print the figures as a table."""
+    """Print the figures as tables."""
     rows = [*((f"{frames} frames", part) for frames, part in report["by_length"].items()), ("all", report)]
     names = ("median_error_m", "p90_error_m", "moved_median_m", "shown_first", "accuracy")
     console.print(figures_table(
@@ -146,4 +196,10 @@ def show(report: dict[str, Any], console: Console) -> None:
         ("streams", "median error, m", "p90, m", "moved in view, m", "shown first", "text right", "answered"),
         ((label, *(_number(part[name]) for name in names), f"{part['answered']} of {part['n']}")
          for label, part in rows),
+    ))  # fmt: skip
+    console.print(figures_table(
+        "Questions whose first evidence shows what they are about",
+        ("kind", "first evidence", "highest score", "n"),
+        ((kind, f"{part['shown_first']:.3f}", f"{part['scored_first']:.3f}", f"{part['n']:.0f}")
+         for kind, part in report["evidence"].items()),
     ))  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import place
-from benchmarks.place import Place, figures, result, shows
+from benchmarks.place import Evidence, Place, by_kind, figures, result, shows
 from ros_kvstream.errors import SettingsError
 from ros_kvstream.patrol.questions import Question
 from ros_kvstream.poses import FramePose, Pose
@@ -58,9 +58,20 @@ def test_goals_are_closer_than_the_robot_moved_while_the_thing_was_in_view() -> 
     assert report["answered"] == report["n"] == 16
     assert 0 < report["median_error_m"] < report["moved_median_m"]
     assert report["shown_first"] >= 0.9
+    assert {"where", "first", "view_now"} <= set(report["evidence"]) and "room_now" not in report["evidence"]
+    assert all(part["shown_first"] >= 0.8 and part["n"] > 2 for part in report["evidence"].values())
+    assert report["evidence"]["view_now"]["scored_first"] < 0.5  # the newest frames are not retrieved
     console = Console(width=160, record=True, file=open("/dev/null", "w"))
     place.show(report, console)
     assert "16 of 16" in console.export_text()
+
+
+def test_shares_of_evidence_are_counted_by_kind() -> None:
+    found = [Evidence("where", True, False), Evidence("where", False, False), Evidence("last", True, True)]
+    assert by_kind(found) == {
+        "where": {"shown_first": 0.5, "scored_first": 0.0, "n": 2},
+        "last": {"shown_first": 1.0, "scored_first": 1.0, "n": 1},
+    }
 
 
 def test_streams_without_anything_to_ask_about_are_refused() -> None:
