@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ros_kvstream.patrol.path import CREEP_SPEEDS, DRIVE_SPEED, LOBBY_RADIUS, REACH, SPREAD, door, room_angle
+from ros_kvstream.patrol.path import (
+    CREEP_SPEEDS,
+    DRIVE_SPEED,
+    LOBBY_RADIUS,
+    REACH,
+    SPREAD,
+    Passage,
+    PatrolPath,
+    door,
+    room_angle,
+)
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.patrol.scene import PANORAMA_WIDTH, ROOMS
 from ros_kvstream.poses import Pose, multiply
@@ -93,6 +103,19 @@ def test_without_a_move_into_another_room_the_robot_creeps() -> None:
     assert {world.room(index) for index in range(4)} == {world.room(0)}
     speeds = [world.pose_at(at).distance(world.pose_at(at + 0.01)) / 0.01 for at in np.arange(0.0, 0.5, 0.05)]
     assert np.median(speeds) == pytest.approx(max(speeds)) and CREEP_SPEEDS[0] <= max(speeds) <= CREEP_SPEEDS[1]
+
+
+def test_a_passage_that_is_too_short_begins_earlier_and_is_not_faster() -> None:
+    rooms = ROOMS[0], ROOMS[len(ROOMS) // 2]
+    path = PatrolPath(rooms[0], [Passage(5.0, 5.1, rooms[1])], 0.0, 9.0, np.random.default_rng(0))
+    steps = [math.dist(path.position(at), path.position(at + 0.01)) for at in np.arange(4.0, 6.0, 0.01)]
+    assert max(steps) == pytest.approx(0.01 * DRIVE_SPEED, rel=1e-3)
+    assert path.position(5.1) == pytest.approx(door(rooms[1]))
+
+
+def test_the_speed_in_a_room_differs_between_streams() -> None:
+    worlds = [PatrolWorld(PatrolSettings(seed=seed, frames=4, rate_hz=4.0)) for seed in range(6)]
+    assert len({round(world.pose_at(0.0).distance(world.pose_at(0.01)), 7) for world in worlds}) == 6
 
 
 def test_a_pan_to_the_right_turns_the_robot_to_the_right_by_what_the_picture_shows() -> None:

@@ -65,8 +65,11 @@ def tiny() -> VideoLanguageModel:
 
 
 def test_the_best_evidence_shows_what_the_question_is_about(tiny: VideoLanguageModel) -> None:
-    """With the trained model: things seen before, things in view, and the first and the last thing."""
-    world = PatrolWorld(PatrolSettings(seed=20263001, frames=96, ends_in_view=1.0))
+    """With the trained model: things seen before, things in view, and the first and the last thing.
+
+    By attention alone, the evidence of "What did you see first?" would be wrong in this stream.
+    """
+    world = PatrolWorld(PatrolSettings(seed=20263000, frames=96, ends_in_view=1.0))
     memory = VideoMemory(
         StreamSettings(memory=MemorySettings(budget_mib=0.5, max_question_tokens=32, max_answer_tokens=8),
                        archive=ArchiveSettings(budget_mib=1.0)), tiny,
