@@ -17,6 +17,7 @@ from ros_kvstream.errors import BudgetError, CapacityError, FrameError, NonFinit
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
+from ros_kvstream.evaluation.scoring import Place
 from ros_kvstream.recordings.frame_sources import FrameStore
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _stream(memory: VideoMemory, job: Job, store: FrameStore, result: RunResult,
         for question in questions.due_before(frame.stamp):
             ask(question)
         started = time.perf_counter()
-        memory.observe(frame.picture, frame.stamp, frame.camera)
+        memory.observe(frame.picture, frame.stamp, frame.camera, frame.pose)
         times.append(1e3 * (time.perf_counter() - started))
         questions.count_frame(frame.stamp)
         if questions.frames % every == 0:
@@ -131,14 +132,19 @@ def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQ
         return line
     since, until = questions.limits(question)
     try:
-        answer = memory.ask(question.prompt, camera=question.camera, since=since, until=until)
+        answer = memory.ask(
+            question.prompt, camera=question.camera, since=since, until=until, near=question.near,
+            radius=question.radius,
+        )  # fmt: skip
     except (QuestionError, NonFiniteError) as error:
         return line | {"error": str(error), "correct": False}
     evidence = [
         {"stamp": frame.stamp, "stamp_end": frame.stamp_end, "camera": frame.camera, "score": frame.score,
-         "kept_share": frame.kept_share, "ranks": frame.ranks}
+         "kept_share": frame.kept_share, "ranks": frame.ranks,
+         "position": list(frame.pose.base.position) if frame.pose else None}
         for frame in answer.evidence
     ]  # fmt: skip
+    goal = list(answer.goal.base.position) if answer.goal else None
     return line | {
         "answer": answer.text,
         "finish_reason": answer.finish_reason,
@@ -146,7 +152,9 @@ def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQ
         "evidence": evidence,
         "latency": dataclasses.asdict(answer.latency),
         "memory": {name: getattr(answer.memory, name) for name in ANSWER_MEMORY},
-        "correct": question.expected.accepts(answer.text),
+        "goal": goal,
+        "correct": question.expected.right(answer.text, goal),
+        "error_m": question.expected.error(goal) if isinstance(question.expected, Place) else None,
     }
 
 
