@@ -99,7 +99,8 @@ class FrameEvidence:
     camera: str
     """Name of the camera."""
     score: float
-    """Fused score, or share of the question's attention where no expert ranked the frame; higher is better."""
+    """Fused score, or share of the question's attention where no expert ranked the frame; higher is better. Evidence is
+    ordered by attention."""
     kept_share: float = 1.0
     """Share of the frame's tokens in the context, averaged over layers and KV heads, 0 - 1."""
     ranks: dict[str, int] = field(default_factory=dict)

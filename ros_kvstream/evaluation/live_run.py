@@ -172,9 +172,11 @@ def response_fields(response: Any) -> dict[str, Any]:
         "evidence": [
             {"stamp": to_seconds(frame.stamp), "stamp_end": to_seconds(frame.stamp_end), "camera": frame.camera,
              "score": frame.score, "kept_share": frame.kept_share,
-             "ranks": dict(zip(frame.experts, map(int, frame.ranks), strict=True))}
+             "ranks": dict(zip(frame.experts, map(int, frame.ranks), strict=True)), "position": None}
             for frame in response.evidence
         ],
+        "goal": None,  # no poses are played
+        "error_m": None,
         "latency": {name: getattr(latency, name) for name in latency.get_fields_and_field_types()},
         "memory": {name: int(getattr(response.memory, name)) for name in ANSWER_MEMORY},
     }  # fmt: skip

@@ -144,7 +144,10 @@ class Services:
         return response
 
     def _clear_memory(self, memory: VideoMemory) -> None:
+        """Runs in the worker's thread."""
         memory.clear()
+        if (poses := self._session("clear").poses) is not None:
+            poses.cleared()
         self._replaced(memory)
 
     async def _save(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
@@ -156,7 +159,10 @@ class Services:
         return await self._transfer("load", request, response, self._load_memory)
 
     def _load_memory(self, memory: VideoMemory, path: Path) -> SavedMemory:
+        """Runs in the worker's thread."""
         saved = memory.load(path)
+        if (poses := self._session("load").poses) is not None:
+            poses.replaced(memory)
         self._replaced(memory)
         return saved
 
