@@ -102,7 +102,8 @@ class FrameEvidence:
     camera: str
     """Name of the camera."""
     score: float
-    """Fused score, or share of the question's attention where no expert ranked the frame; higher is better."""
+    """Fused score, or share of the question's attention where no expert ranked the frame; higher is better. Evidence is
+    ordered by attention."""
     kept_share: float = 1.0
     """Share of the frame's tokens in the context, averaged over layers and KV heads, 0 - 1."""
     ranks: dict[str, int] = field(default_factory=dict)
@@ -113,6 +114,19 @@ class FrameEvidence:
     """Where it was taken; None where that is not known in the present map."""
     base_end: Pose | None = None
     """Pose of the robot's base at the last redundant frame; None like ``pose``."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one remembered moment was seen."""
+
+    frame_id: int
+    """Running number of the frame in its stream, from 0."""
+    stamp: float
+    """Seconds of the frame's header stamp."""
+    camera: str
+    """Name of the camera."""
+    pose: FramePose
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from ros_kvstream.node.kept_tokens import KeptTokens
 from ros_kvstream.node.messages import to_seconds
 from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
+from ros_kvstream.node.place_markers import PlaceMarkers
 from ros_kvstream.node.reporting import Heartbeat, Reporter
 from ros_kvstream.node.services import Services, finished
 from ros_kvstream.node.session import NodeStatus, Session, make_session
@@ -73,7 +74,9 @@ class KvStreamNode(LifecycleNode):
             self._new_settings)
         self.metrics = Metrics()
         self._reporter = Reporter(self, self.parameters, self.metrics)
-        self._endpoints = Services(self, self.parameters, self.status, self._reporter)
+        self._place_markers = PlaceMarkers(self)
+        self._endpoints = Services(
+            self, self.parameters, self.status, self._reporter, lambda memory: self._place_markers.draw(memory.places))
         self._kept_tokens = KeptTokens(self)
         self._faults_in_a_row = 0
         self.released = False
@@ -185,6 +188,8 @@ class KvStreamNode(LifecycleNode):
             for camera in session.camera_settings:
                 session.cameras.append(
                     CameraSubscription(self, camera, session.counters, self._store, self.metrics))
+            if session.poses is not None:
+                session.poses.source.subscribe(self, self._pose_received)
         except Exception as error:  # noqa: BLE001 - for example an invalid topic name
             self._unsubscribe(session)
             return self._failed("activate", "inactive", error)
@@ -233,6 +238,8 @@ class KvStreamNode(LifecycleNode):
         cameras, session.cameras = session.cameras, []
         for camera in cameras:
             camera.destroy()
+        if session.poses is not None:
+            session.poses.source.unsubscribe()
 
     def _leave_active(self, session: Session) -> None:
         self._unsubscribe(session)
@@ -310,12 +317,19 @@ class KvStreamNode(LifecycleNode):
         session.frames.put(frame)
         session.worker.notify()
 
+    def _pose_received(self) -> None:
+        """Wake the worker where frames wait for poses."""
+        session = self.status.session
+        if session is not None and session.poses is not None and session.poses.waiting:
+            session.worker.notify()
+
     # -- events of the worker, in its thread ------------------------------------------------------------------------
 
     def _observed(self, frame: QueuedFrame, pixels: Rgb, observation: Observation, memory: VideoMemory) -> None:
         self._faults_in_a_row = 0
         self._reporter.observed(frame, observation)
         self._kept_tokens.observed(frame, pixels, observation, memory.kept_patches)
+        self._place_markers.observed(memory.places)
 
     def _frame_refused(self, frame: QueuedFrame, error: FrameError) -> None:
         self._reporter.refused(frame.camera, str(error))

@@ -37,8 +37,11 @@ CANCELLED = "cancelled by the client"
 class Services:
     """The node's services and its action. Handlers run in the executor thread and never raise."""
 
-    def __init__(self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter) -> None:
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter,
+                 replaced: Callable[[VideoMemory], None]) -> None:
+        """:param replaced: called in the worker's thread after all frames were removed, or others were loaded."""
         self._node = node
+        self._replaced = replaced
         self._parameters = parameters
         self._status = status
         self._reporter = reporter
@@ -102,7 +105,8 @@ class Services:
         """Fill a response of the service or the action, publish it on ~/answers, and return the error, if any."""
         failure: Exception | None = None
         try:
-            answer = await ask(question_from(request, self._parameters.value("query.timeout_s")))
+            timeout, least = map(self._parameters.value, ("query.timeout_s", "query.min_confidence"))
+            answer = await ask(question_from(request, timeout, least))
             self._reporter.answered(answer)
             fill_answer(response, answer, self._reporter.stats(self._status))
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
@@ -134,11 +138,18 @@ class Services:
         try:
             worker = self._session("clear").worker
             frames = worker.stats.frames_remembered
-            await finished(self._node, worker.call(lambda memory: memory.clear()))
+            await finished(self._node, worker.call(self._clear_memory))
             response.success, response.message = True, f"{frames} frames evicted"
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
             response.success, response.message = False, self._reason("clear", error)
         return response
+
+    def _clear_memory(self, memory: VideoMemory) -> None:
+        """Runs in the worker's thread."""
+        memory.clear()
+        if (poses := self._session("clear").poses) is not None:
+            poses.cleared()
+        self._replaced(memory)
 
     async def _save(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
         """Write the memory to a file."""
@@ -146,7 +157,15 @@ class Services:
 
     async def _load(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
         """Replace the memory by a saved one."""
-        return await self._transfer("load", request, response, lambda memory, path: memory.load(path))
+        return await self._transfer("load", request, response, self._load_memory)
+
+    def _load_memory(self, memory: VideoMemory, path: Path) -> SavedMemory:
+        """Runs in the worker's thread."""
+        saved = memory.load(path)
+        if (poses := self._session("load").poses) is not None:
+            poses.replaced(memory)
+        self._replaced(memory)
+        return saved
 
     async def _transfer(self, name: str, request: MemoryFile.Request, response: MemoryFile.Response,
                         transfer: Callable[[VideoMemory, Path], SavedMemory]) -> MemoryFile.Response:

@@ -15,7 +15,7 @@ from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.records import UNLIMITED, Answer, LatencyBreakdown, Question, Scope, Verdict
 from ros_kvstream.retrieval.context import build_context
-from ros_kvstream.retrieval.evidence import attended_evidence, attention_mass
+from ros_kvstream.retrieval.evidence import attended_evidence, attention_mass, evidence_layers
 from ros_kvstream.settings import MemorySettings
 from ros_kvstream.stream.coverage import cameras_remembered, covered
 from ros_kvstream.stream.ingest import Ingest
@@ -87,7 +87,7 @@ def answer_question(
         capacity = arena.plan.reserve_slots - len(ids) - ingest.settings.memory.max_answer_tokens
         context = build_context(ingest, question, start, capacity)
         retrieved = time.perf_counter()
-        with model.capture_queries(range(model.shape.layers)) as queries:
+        with model.capture_queries(evidence_layers(model.shape.layers)) as queries:
             logits = append_text(model, arena, ids, start, context.visible)
         first = time.perf_counter()
         last = model.layout.text(start + len(ids) - 1, 1)
@@ -107,7 +107,9 @@ def answer_question(
         total_ms=1e3 * (time.perf_counter() - started),
         answer_tokens=len(decoded.tokens),
     )
-    evidence = attended_evidence(mass, context.shown, context.evidence, arena, ingest.frame_index)
+    evidence = attended_evidence(
+        mass, context.shown, context.evidence, arena, ingest.frame_index, by_time=context.by_time
+    )
     ingest.counters["questions"] += 1
     text = model.decode(decoded.tokens)
     return Answer(
