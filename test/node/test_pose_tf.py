@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Poses from tf in a real node process; skipped where tf2_ros is missing, which a ROS 2 installation has. Tests go in order.
+"""Poses from tf in a real node process; skipped where tf2_ros is missing, which a ROS 2 installation has.
 
-The robot drives with constant speed and turning rate, so that tf's interpolation is exact at every stamp.
+Tests go in order. The robot drives with constant speed and turning rate: tf interpolates exactly at every stamp.
 """
 
 from __future__ import annotations
