@@ -117,6 +117,11 @@ def map_frame(segment: str) -> str:
     return segment.rpartition("#")[0]
 
 
+def segment_name(segment: str) -> str:
+    """Name that tells a segment from others with the same frame id; empty for an empty one."""
+    return segment.rpartition("#")[2]
+
+
 def multiply(one: Quaternion, other: Quaternion) -> Quaternion:
     """Product of two quaternions: the rotation ``other``, then ``one``."""
     ax, ay, az, aw = one

@@ -114,6 +114,10 @@ class FrameIndex:
         self._records[frame_id] = record
         return record
 
+    def maps(self) -> set[str]:
+        """Segments of the maps that the poses of the frames refer to."""
+        return {record.pose.map for record in self._records.values() if record.pose is not None}
+
     def newest(self) -> FrameRecord | None:
         """The last frame added that is still remembered."""
         return next(reversed(self._records.values()), None)

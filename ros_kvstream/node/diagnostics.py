@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
-from ros_kvstream.node.frame_counters import CameraCount, DropCause
+from ros_kvstream.node.frame_counters import CameraCount, DropCause, PoseCount
 from ros_kvstream.node.metrics import Metrics
+from ros_kvstream.node.pose_buffer import PoseGap
 from ros_kvstream.node.settings import DiagnosticsSettings
 from ros_kvstream.records import MemoryStats, Observation
 
@@ -20,7 +21,9 @@ STALE_FACTOR = 10.0
 FOREIGN_CLOCK_MS = 3.6e6
 """Stamps that differ from the node's clock by more than an hour are from another clock."""
 CLOCK_DIFFERENCE = 1.0
-"""Largest difference between the delays of two cameras that is not reported, seconds."""
+"""Largest difference between the delays of two cameras, or of poses and images, that is not reported, seconds."""
+POSE_SHARE = 0.5
+"""Share of the recent frames without a pose above which WARN is reported."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,31 @@ class CameraHealth:
     """Time of arrival by the node's clock minus stamp, seconds; None before the first stamp."""
     image_loss: str = ""
     """What the conversion of a recent frame lost."""
+
+
+@dataclass(frozen=True)
+class PoseHealth:
+    """Snapshot of the poses of the frames."""
+
+    source: str = "none"
+    """Parameter pose.source."""
+    description: str = ""
+    """Topic with its type, or frames of tf."""
+    count: PoseCount = field(default_factory=PoseCount)
+    """Since configure."""
+    lately: PoseCount = field(default_factory=PoseCount)
+    waiting: int = 0
+    """Frames whose pose may still arrive."""
+    problem: str = ""
+    """Why no pose can arrive at present."""
+    unusable: bool = False
+    """Whether none can arrive before something is changed, such as a topic of an unsupported type."""
+    reason: str = ""
+    """Why a recent frame has no pose, with the remedy."""
+    delay: float | None = None
+    """Time of arrival by the node's clock minus stamp, seconds; None before the first pose."""
+    other_map: str = ""
+    """Segment of a map in the memory whose places are not compared with the present ones."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +102,19 @@ class Health:
     newest: Observation | None = None
     """The frame that the memory took last."""
     cameras: Sequence[CameraHealth] = ()
+    pose: PoseHealth = PoseHealth()
     metrics: Metrics = field(default_factory=Metrics)
 
 
 def statuses(health: Health, thresholds: DiagnosticsSettings) -> list[DiagnosticStatus]:
-    """Build all statuses: state, memory, latency, ingest and one per camera."""
+    """Build all statuses: state, memory, latency, ingest, pose where there is a source, and one per camera."""
     found = [_state(health)]
     if health.state in ("inactive", "active"):
         found += [_memory(health), _latency(health)]
     if health.state == "active":
         found.append(_ingest(health, thresholds))
+        if health.pose.source != "none":
+            found.append(_pose(health))
         found += [_camera(health, camera, thresholds) for camera in health.cameras]
     return found
 
@@ -188,6 +219,62 @@ _REMEDIES = {
     DropCause.QUEUE.value: ": the memory is slower than the cameras; reduce their rate or memory.budget_mib",
     DropCause.SEQUENCE_GAP.value: ": frames are lost in transport; use compressed images or reliable QoS, or increase "
                                   "net.core.rmem_max",
+}
+
+
+def _pose(health: Health) -> DiagnosticStatus:
+    pose, count, lately = health.pose, health.pose.count, health.pose.lately
+    values: dict[str, object] = {
+        "source": pose.source, "from": pose.description, "frames with a pose": count.with_pose,
+        "share of frames with a pose": f"{count.with_pose / max(1, count.total):.3f}",
+        "share of recent frames with a pose": f"{lately.with_pose / max(1, lately.total):.3f}",
+        "frames waiting for a pose": pose.waiting,
+        **{f"frames without a pose, {gap.value}": count.missing[gap.value] for gap in PoseGap},
+        "seconds from stamp to arrival": "" if pose.delay is None else f"{pose.delay:.3f}",
+    }
+    missing = sum(lately.missing.values())
+    if pose.unusable:
+        return _status(health, "pose", WARN, pose.problem, values)
+    if pose.reason and missing:
+        return _status(health, "pose", WARN, f"{missing} recent frames have no pose: {pose.reason}", values)
+    if missing > POSE_SHARE * lately.total:
+        worst = max(lately.missing, key=lambda cause: lately.missing[cause])
+        return _status(health, "pose", WARN, f"{100 * missing / lately.total:.0f} % of the recent frames have no pose, "
+                       f"mostly because of '{worst}': {_pose_remedy(health, worst)}", values)
+    if pose.other_map:
+        return _status(health, "pose", OK, f"the memory holds poses of another map or run ({pose.other_map}), which "
+                       "are not compared with the present ones. Set pose.map_name where localization always uses the "
+                       "same map", values)
+    if not lately.total:
+        return _status(health, "pose", OK, f"no recent frame. {pose.problem}".strip(), values)
+    return _status(health, "pose", OK, f"{lately.with_pose} of {lately.total} recent frames have a pose", values)
+
+
+def _pose_remedy(health: Health, cause: str) -> str:
+    """Describe what to do about frames without a pose."""
+    pose, delays = health.pose, [camera.delay for camera in health.cameras if camera.delay is not None]
+    if pose.problem:
+        return pose.problem
+    if pose.delay is not None and delays and cause in _CLOCK_CAUSES:
+        behind = pose.delay - min(delays)
+        if abs(behind) > CLOCK_DIFFERENCE:
+            relation = "behind" if behind > 0 else "ahead of"
+            return (f"the stamps of the poses are {abs(behind):.1f} s {relation} those of the images: they are of "
+                    "different clocks. Synchronize the clocks, or set use_sim_time in all nodes")
+    return _POSE_REMEDIES[cause]
+
+
+_CLOCK_CAUSES = (PoseGap.MISSING.value, PoseGap.AGE.value, PoseGap.EXTRAPOLATION.value)
+_POSE_REMEDIES = {
+    PoseGap.MISSING.value: "no pose has arrived; check pose.topic",
+    PoseGap.AGE.value: "no pose has a stamp near theirs; publish poses at a higher rate, or increase pose.max_age_s",
+    PoseGap.EXTRAPOLATION.value: "poses stop before their stamps; check that the localization runs and is not late",
+    PoseGap.COVARIANCE.value: "the localization is too uncertain; localize the robot, or increase pose.max_covariance "
+                              "(the variance of plain odometry grows without limit)",
+    PoseGap.JUMP.value: "the robot would have moved faster than pose.max_speed, or the frame_id of the poses changes; "
+                        "check that one node alone publishes them",
+    PoseGap.INVALID.value: "poses have values or a frame_id that cannot be used",
+    PoseGap.TRANSFORM.value: "tf does not connect the frames",
 }
 
 

@@ -57,6 +57,24 @@ class CameraCount:
                            self.gated + other.gated, self.dropped + other.dropped)
 
 
+@dataclass
+class PoseCount:
+    """Frames in the memory by what is known of their poses, apart from those that wait for one."""
+
+    with_pose: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
+    """Frames without a pose, by the value of a PoseGap."""
+
+    @property
+    def total(self) -> int:
+        """Frames with a pose and without one."""
+        return self.with_pose + sum(self.missing.values())
+
+    def since(self, before: PoseCount) -> PoseCount:
+        """Return what was counted after an earlier count."""
+        return PoseCount(self.with_pose - before.with_pose, self.missing - before.missing)
+
+
 class FrameCounters:
     """Counts frames per camera since configure. Thread-safe."""
 

@@ -185,6 +185,8 @@ class KvStreamNode(LifecycleNode):
             for camera in session.camera_settings:
                 session.cameras.append(
                     CameraSubscription(self, camera, session.counters, self._store, self.metrics))
+            if session.poses is not None:
+                session.poses.source.subscribe(self, self._pose_received)
         except Exception as error:  # noqa: BLE001 - for example an invalid topic name
             self._unsubscribe(session)
             return self._failed("activate", "inactive", error)
@@ -233,6 +235,8 @@ class KvStreamNode(LifecycleNode):
         cameras, session.cameras = session.cameras, []
         for camera in cameras:
             camera.destroy()
+        if session.poses is not None:
+            session.poses.source.unsubscribe()
 
     def _leave_active(self, session: Session) -> None:
         self._unsubscribe(session)
@@ -309,6 +313,12 @@ class KvStreamNode(LifecycleNode):
         self.metrics.add("arrived", 0.0)
         session.frames.put(frame)
         session.worker.notify()
+
+    def _pose_received(self) -> None:
+        """Wake the worker where frames wait for poses."""
+        session = self.status.session
+        if session is not None and session.poses is not None and session.poses.waiting:
+            session.worker.notify()
 
     # -- events of the worker, in its thread ------------------------------------------------------------------------
 

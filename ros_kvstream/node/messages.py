@@ -11,6 +11,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from ros_kvstream import msg, records
 from ros_kvstream.node.diagnostics import Health
 from ros_kvstream.node.frame_counters import CameraCount, DropCause
+from ros_kvstream.node.pose_buffer import PoseGap
 from ros_kvstream.node.questions import Question
 
 NANOSECONDS = 1_000_000_000
@@ -47,6 +48,8 @@ def stats_message(stamp: Time, health: Health) -> msg.KvStats:
         queue_length=health.frames.waiting, queue_capacity=health.queue_capacity,
         questions_waiting=health.questions_waiting,
         oldest_stamp=to_stamp(memory.oldest_stamp), newest_stamp=to_stamp(memory.newest_stamp),
+        frames_with_pose=health.pose.count.with_pose, pose_missing_causes=[gap.value for gap in PoseGap],
+        pose_missing_counts=[health.pose.count.missing[gap.value] for gap in PoseGap],
         frame_age_ms=metrics.percentiles("age").newest, frames_per_second=metrics.rate("frame"),
         cameras=[msg.CameraStats(name=camera.name, topic=camera.topic, silence_s=camera.silence,
                                  **_frame_counts(camera.count)) for camera in health.cameras],

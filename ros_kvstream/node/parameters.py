@@ -26,7 +26,7 @@ from ros_kvstream.node.parameter_specs import (
     to_stream_settings,
 )
 from ros_kvstream.node.rclpy_compat import names_given_at_start
-from ros_kvstream.node.settings import MAX_CAMERAS, CameraSettings, NodeSettings, value_range
+from ros_kvstream.node.settings import MAX_CAMERAS, CameraSettings, NodeSettings, mounting, value_range
 from ros_kvstream.settings import Change, StreamSettings
 
 _ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.")
@@ -87,7 +87,7 @@ class NodeParameters:
             for spec in camera_specs(name, alone=len(names) == 1):
                 if spec.name not in self._specs:
                     self._declare(spec)
-        parts = ("topic", "transport", "share", "range")
+        parts = ("topic", "transport", "share", "range", "pose")
         return tuple(CameraSettings(name, *(self.value(f"{name}.{part}") for part in parts)) for name in names)
 
     def _declare(self, spec: ParameterSpec) -> None:
@@ -194,6 +194,8 @@ def _check(spec: ParameterSpec, value: Any) -> None:
     camera, _, part = spec.name.rpartition(".")
     if part == "range":
         value_range(CameraSettings(camera, range=value))
+    if part == "pose":
+        mounting(CameraSettings(camera, pose=value))
 
 
 def check_cameras(names: Any) -> None:

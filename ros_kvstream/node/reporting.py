@@ -7,15 +7,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode
 
 from ros_kvstream import msg
-from ros_kvstream.node.diagnostics import CameraHealth, Health, statuses
-from ros_kvstream.node.frame_counters import CameraCount
+from ros_kvstream.node.diagnostics import CameraHealth, Health, PoseHealth, statuses
 from ros_kvstream.node.frame_queue import QueuedFrame
 from ros_kvstream.node.messages import stats_message, to_seconds
 from ros_kvstream.node.metrics import Metrics
@@ -24,6 +23,7 @@ from ros_kvstream.node.session import NodeStatus, Session
 from ros_kvstream.node.settings import DiagnosticsSettings
 from ros_kvstream.records import Answer, Observation
 
+Count = TypeVar("Count")
 LATELY = 10.0
 """Length in seconds of the period called "lately" in /diagnostics."""
 
@@ -41,7 +41,7 @@ class Reporter:
         self._faults = 0
         self._refusals: dict[str, tuple[float, str]] = {}
         self._image_losses: dict[str, tuple[float, str]] = {}
-        self._history: dict[str, deque[tuple[float, CameraCount]]] = {}
+        self._history: dict[str, deque[tuple[float, int, Any]]] = {}
         self._stats = node.create_publisher(msg.KvStats, "~/stats", 10)
         self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
 
@@ -89,7 +89,8 @@ class Reporter:
         else:
             health = self._health(status, session, [CameraHealth(
                 camera.camera.name, camera.topic, camera.silence, camera.heard,
-                session.counters.camera(camera.camera.name)) for camera in list(session.cameras)])
+                session.counters.camera(camera.camera.name)) for camera in list(session.cameras)],
+                PoseHealth(count=session.poses.count) if session.poses is not None else PoseHealth())
         return stats_message(self._node.get_clock().now().to_msg(), health)
 
     def report(self, status: NodeStatus) -> None:
@@ -97,7 +98,8 @@ class Reporter:
         session, thresholds = status.session, self._parameters.node_settings().diagnostics
         if session is not None:
             session.worker.questions.expire()
-        health = self._health(status, session, self._cameras(session, thresholds) if session else [])
+        health = self._health(status, session, self._cameras(session, thresholds) if session else [],
+                              self._pose(session) if session else PoseHealth())
         stamp = self._node.get_clock().now().to_msg()
         if session is not None:
             self._stats.publish(stats_message(stamp, health))
@@ -105,7 +107,8 @@ class Reporter:
         message.header.stamp = stamp
         self._diagnostics.publish(message)
 
-    def _health(self, status: NodeStatus, session: Session | None, cameras: Sequence[CameraHealth]) -> Health:
+    def _health(self, status: NodeStatus, session: Session | None, cameras: Sequence[CameraHealth],
+                pose: PoseHealth) -> Health:
         common: dict[str, Any] = {
             "node": self._node.get_fully_qualified_name(), "state": status.state, "failure": status.failure,
             "fault": self._recent(self._fault), "faults": self._faults,
@@ -117,7 +120,17 @@ class Reporter:
             worker_died=session.worker.died, no_clock=self._no_clock(), memory=session.worker.stats,
             frames=session.counters.total(), queue_capacity=session.frames.capacity,
             questions_waiting=len(session.worker.questions), newest=self._newest, cameras=cameras,
-            metrics=self._metrics)
+            pose=pose, metrics=self._metrics)
+
+    def _pose(self, session: Session) -> PoseHealth:
+        poses = session.poses
+        if poses is None:
+            return PoseHealth()
+        count, source = poses.count, poses.source
+        return PoseHealth(
+            poses.settings.source, source.describe(), count, count.since(self._before("", count, count.total)),
+            poses.waiting, source.problem(), source.unusable(), self._recent(poses.noted), source.delay(),
+            poses.other_map)
 
     def _no_clock(self) -> bool:
         simulated = bool(self._node.get_parameter("use_sim_time").value)
@@ -128,7 +141,7 @@ class Reporter:
         for camera in list(session.cameras):
             name = camera.camera.name
             count = session.counters.camera(name)
-            before = self._before(name, count)
+            before = self._before(name, count, count.received)
             silence = camera.silence
             healths.append(CameraHealth(
                 name, camera.topic, silence, camera.heard, count,
@@ -140,16 +153,20 @@ class Reporter:
                 image_loss=self._recent(self._image_losses.get(name))))
         return healths
 
-    def _before(self, camera: str, count: CameraCount) -> CameraCount:
-        """Return the camera's counters as of LATELY seconds ago."""
+    def _before(self, name: str, count: Count, total: int) -> Count:
+        """Return a camera's counters as of LATELY seconds ago, or those of the poses ("").
+
+        :param total: a number in ``count`` that only grows.
+        """
         now = time.monotonic()
-        history = self._history.setdefault(camera, deque())
-        if history and history[-1][1].received > count.received:  # the counters were reset by a new configure
+        history = self._history.setdefault(name, deque())
+        if history and history[-1][1] > total:  # the counters were reset by a new configure
             history.clear()
         while len(history) > 1 and history[1][0] < now - LATELY:
             history.popleft()
-        history.append((now, count))
-        return history[0][1]
+        history.append((now, total, count))
+        before: Count = history[0][2]
+        return before
 
     @staticmethod
     def _recent(noted: tuple[float, str] | None) -> str:

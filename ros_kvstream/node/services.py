@@ -134,11 +134,17 @@ class Services:
         try:
             worker = self._session("clear").worker
             frames = worker.stats.frames_remembered
-            await finished(self._node, worker.call(lambda memory: memory.clear()))
+            await finished(self._node, worker.call(self._clear_memory))
             response.success, response.message = True, f"{frames} frames evicted"
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
             response.success, response.message = False, self._reason("clear", error)
         return response
+
+    def _clear_memory(self, memory: VideoMemory) -> None:
+        """Runs in the worker's thread."""
+        memory.clear()
+        if (poses := self._session("clear").poses) is not None:
+            poses.cleared()
 
     async def _save(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
         """Write the memory to a file."""
@@ -146,7 +152,14 @@ class Services:
 
     async def _load(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
         """Replace the memory by a saved one."""
-        return await self._transfer("load", request, response, lambda memory, path: memory.load(path))
+        return await self._transfer("load", request, response, self._load_memory)
+
+    def _load_memory(self, memory: VideoMemory, path: Path) -> SavedMemory:
+        """Runs in the worker's thread."""
+        saved = memory.load(path)
+        if (poses := self._session("load").poses) is not None:
+            poses.replaced(memory)
+        return saved
 
     async def _transfer(self, name: str, request: MemoryFile.Request, response: MemoryFile.Response,
                         transfer: Callable[[VideoMemory, Path], SavedMemory]) -> MemoryFile.Response:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,13 @@ from ros_kvstream.memory.partial_files import remove_partial_files
 from ros_kvstream.node.cameras import CameraSubscription
 from ros_kvstream.node.compressed_images import compressed_to_rgb
 from ros_kvstream.node.frame_counters import FrameCounters
+from ros_kvstream.node.frame_poses import FramePoses
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.images import Rgb, image_to_rgb
 from ros_kvstream.node.parameters import NodeParameters
-from ros_kvstream.node.settings import CameraSettings
+from ros_kvstream.node.pose_source import PoseSource, TopicPoses
+from ros_kvstream.node.pose_tf import TfPoses
+from ros_kvstream.node.settings import CameraSettings, PoseSettings, mounting
 from ros_kvstream.node.worker import Worker, WorkerEvents
 from ros_kvstream.settings import StreamSettings
 
@@ -40,6 +43,8 @@ class Session:
     camera_settings: tuple[CameraSettings, ...]
     memory: VideoMemory
     """Owned by the worker; other threads only read what never changes and call its ``check_*`` methods."""
+    poses: FramePoses | None = None
+    """Poses of the frames; None without a source."""
     cameras: list[CameraSubscription] = field(default_factory=list)
 
 
@@ -60,7 +65,8 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, log: Callable
 
     :raises KvStreamError: when the parameters do not fit together.
     """
-    settings, ingest, cameras = parameters.stream_settings(), parameters.node_settings().ingest, parameters.cameras()
+    settings, own, cameras = parameters.stream_settings(), parameters.node_settings(), parameters.cameras()
+    ingest, source = own.ingest, pose_source(own.pose, cameras)
     counters = FrameCounters()
     frames = FrameQueue(ingest.queue_frames, counters)
     by_name = {camera.name: camera for camera in cameras}
@@ -69,18 +75,29 @@ def make_session(parameters: NodeParameters, events: WorkerEvents, log: Callable
         to_rgb = compressed_to_rgb if hasattr(frame.message, "format") else image_to_rgb
         return to_rgb(frame.message, ingest, by_name[frame.camera], lambda text: events.image_loss(frame, text))
 
-    worker = Worker(frames, counters, convert, events)
+    poses = FramePoses(source, own.pose) if source is not None else None
+    worker = Worker(frames, counters, convert, events, poses)
     done: Future[Session] = Future()
 
     def complete(made: Future[VideoMemory]) -> None:
         if error := made.exception():
             done.set_exception(error)
             return
-        done.set_result(Session(worker, frames, counters, settings.memory.policy, cameras, made.result()))
+        memory = made.result()
+        if poses is not None:
+            poses.compare_maps(memory)
+        done.set_result(Session(worker, frames, counters, settings.memory.policy, cameras, memory, poses))
 
     restore = _restore_from(parameters, log)
     worker.start(lambda: _make_memory(settings, restore, log)).add_done_callback(complete)
     return done
+
+
+def pose_source(settings: PoseSettings, cameras: Sequence[CameraSettings]) -> PoseSource | None:
+    """Return the source of poses, None for ``none``; raise KvStreamError where it cannot be used."""
+    if settings.source == "topic":
+        return TopicPoses(settings, {camera.name: mounting(camera) for camera in cameras})
+    return TfPoses(settings) if settings.source == "tf" else None
 
 
 def _make_memory(settings: StreamSettings, restore: Path | None, log: Callable[[str], None]) -> VideoMemory:

@@ -5,10 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ros_kvstream.errors import SettingsError
+from ros_kvstream.errors import PoseError, SettingsError
+from ros_kvstream.poses import Pose
 from ros_kvstream.settings import Change, check_fields, require, setting
 
 MAX_CAMERAS = 8
+FRAME_ID_BYTES = 80
+"""Longest frame_id of poses in UTF-8 bytes; the name of the map may reduce it, see ``PoseSettings.frame_id_bytes``."""
+MAP_NAME_BYTES = 48
+"""Longest ``pose.map_name`` in UTF-8 bytes."""
+SEGMENT_BYTES = 96
+"""Bytes that the archive keeps of a map segment: frame_id, '#' and name."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,15 @@ class CameraSettings:
         "0 65535", "Values of 16-bit pictures (mono16, rgb16, bayer_*16, 16-bit PNG) that become black and white: two "
         "numbers such as '0 1023' for 10-bit infrared, or auto for those of each image without the lowest and highest "
         "0.1 %. auto follows any camera, and the brightness of a scene then changes with its extremes.")
+    pose: str = setting(
+        "", "Mounting of the camera for pose.source topic: x y z roll pitch yaw of the camera in the robot's base "
+        "frame, in metres and radians about fixed axes (REP-103), such as '0.2 0 0.5 0 0 1.57'. Empty: at the base, "
+        "with the same orientation. With pose.source tf the mounting comes from tf.")
 
     def __post_init__(self) -> None:
         check_fields(self, self.name)
         value_range(self)
+        mounting(self)
 
 
 def value_range(camera: CameraSettings) -> tuple[int, int] | None:
@@ -45,6 +57,19 @@ def value_range(camera: CameraSettings) -> tuple[int, int] | None:
     require(len(limits) == len(parts) == 2 and limits[0] < limits[1] <= 65535, f"{camera.name}.range", camera.range,
             "auto, or two whole numbers low < high from 0 to 65535, such as '0 1023'")
     return limits[0], limits[1]
+
+
+def mounting(camera: CameraSettings) -> Pose:
+    """Return the camera's pose in the base frame; raise SettingsError unless it is six finite numbers or empty."""
+    parts = camera.pose.replace(",", " ").split()
+    try:
+        numbers = [float(part) for part in parts]
+        if len(numbers) in (0, 6):
+            return Pose.from_euler(numbers[:3], *numbers[3:]) if numbers else Pose((0.0, 0.0, 0.0))
+    except (ValueError, PoseError):  # a PoseError for infinite numbers and NaN
+        pass
+    raise SettingsError(f"{camera.name}.pose = {camera.pose!r}: must be empty or six finite numbers x y z roll pitch "
+                        "yaw, in metres and radians, such as '0.2 0 0.5 0 0 1.57'.")
 
 
 @dataclass(frozen=True)
@@ -112,6 +137,19 @@ class PoseSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "pose")
+        name = self.map_name
+        require(len(name.encode()) <= MAP_NAME_BYTES and name.isprintable() and "#" not in name, "pose.map_name", name,
+                f"at most {MAP_NAME_BYTES} bytes of printable text without '#'")
+        for field_name, frame in (("pose.frame", self.frame), ("pose.base_frame", self.base_frame)):
+            require(0 < len(frame.encode()) <= self.frame_id_bytes and frame.isprintable() and frame[0] != "/",
+                    field_name, frame, f"1 to {self.frame_id_bytes} bytes of printable text without '/' in front")
+        require(self.base_frame != self.frame, "pose.base_frame", self.base_frame,
+                "another frame than pose.frame: the pose of the base is its pose in pose.frame")
+
+    @property
+    def frame_id_bytes(self) -> int:
+        """Longest frame_id of poses in UTF-8 bytes, so that the archive can keep it together with the map's name."""
+        return min(FRAME_ID_BYTES, SEGMENT_BYTES - 1 - len(self.map_name.encode()))
 
 
 @dataclass(frozen=True)
@@ -162,7 +200,7 @@ class NodeSettings:
 
     cameras: tuple[str, ...] = setting(
         ("camera",), "Names of the cameras, 1 to 8. Each has the parameters <camera>.topic, <camera>.transport, "
-        "<camera>.share and <camera>.range; questions and evidence refer to cameras by these names.")
+        "<camera>.share, <camera>.range and <camera>.pose; questions and evidence refer to cameras by these names.")
     memory: MemoryFileSettings = field(default_factory=MemoryFileSettings)
     ingest: IngestSettings = field(default_factory=IngestSettings)
     pose: PoseSettings = field(default_factory=PoseSettings)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError, KvStreamError, NonFiniteError, QuestionCancelled
 from ros_kvstream.node.frame_counters import DropCause, FrameCounters
+from ros_kvstream.node.frame_poses import FramePoses
 from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.questions import PendingQuestion, QuestionQueue
 from ros_kvstream.records import MemoryStats, Observation
@@ -32,6 +33,8 @@ THREAD_NAME = "kvstream_worker"
 """Name of the thread for the operating system (``top -H``), which shows at most 15 characters."""
 STATS_PERIOD = 0.25
 """Seconds between updates of the memory's statistics while frames arrive."""
+POSE_PERIOD = 0.1
+"""Longest time in seconds between two looks for the poses of waiting frames."""
 CLOSED = "the memory is being closed."
 
 
@@ -55,13 +58,17 @@ class Worker:
     """Runs one memory in its own thread. All methods may be called from any thread; only ``stop`` blocks."""
 
     def __init__(self, frames: FrameQueue, counters: FrameCounters, convert: Callable[[QueuedFrame], NDArray[np.uint8]],
-                 events: WorkerEvents) -> None:
-        """:param convert: frame with its message -> RGB uint8 [height, width, 3]; raises FrameError."""
+                 events: WorkerEvents, poses: FramePoses | None = None) -> None:
+        """:param convert: frame with its message -> RGB uint8 [height, width, 3]; raises FrameError.
+
+        :param poses: gives the frames their poses, before each piece of work; None for frames without poses.
+        """
         self.questions = QuestionQueue()
         self._frames = frames
         self._counters = counters
         self._convert = convert
         self._events = events
+        self._poses = poses
         self._calls: deque[tuple[Callable[[VideoMemory], Any], Future[Any]]] = deque()
         self._work = threading.Condition()
         self._stopping = False
@@ -98,7 +105,7 @@ class Worker:
             self._work.notify()
 
     def notify(self) -> None:
-        """Wake the worker after a frame was put into the queue."""
+        """Wake the worker after a frame was put into the queue, or a pose arrived that frames wait for."""
         with self._work:
             self._work.notify()
 
@@ -163,6 +170,7 @@ class Worker:
             if self._stopping and not self.questions.open():
                 return False
             call = self._calls.popleft() if self._calls else None
+        self._place(memory)
         if call:
             self._do_call(memory, *call)
         elif pending := self.questions.take():
@@ -179,7 +187,16 @@ class Worker:
         """Sleep until there is work."""
         with self._work:
             if not (self._calls or len(self.questions) or self._stopping or (self._ingesting and len(self._frames))):
-                self._work.wait(1.0)
+                self._work.wait(POSE_PERIOD if self._poses is not None and self._poses.waiting else 1.0)
+
+    def _place(self, memory: VideoMemory) -> None:
+        """Give waiting frames the poses that have arrived."""
+        if self._poses is None:
+            return
+        try:
+            self._poses.resolve(memory)
+        except Exception as error:  # noqa: BLE001 - the node must survive any fault in a source of poses
+            self._events.fault("pose", error)
 
     def _idle(self, memory: VideoMemory) -> bool:
         """Let the memory do a piece of deferred work; False when none is left."""
@@ -217,6 +234,8 @@ class Worker:
             self._events.fault("frame", error)
             return
         self._counters.observed(frame.camera, observation)
+        if self._poses is not None:
+            self._poses.add(frame, observation.frame_id)
         try:
             self._events.observed(frame, pixels, observation, memory)
         except Exception as error:  # noqa: BLE001 - a failed visualization must not end the stream

@@ -89,6 +89,11 @@ class VideoMemory:
         """
         self.ingest.place(frame_id, stamp, pose)
 
+    def maps(self) -> set[str]:
+        """Segments of the maps that the poses of the remembered and the archived frames refer to."""
+        archive = self.archive_retrieval.archive if self.archive_retrieval is not None else None
+        return self.frame_index.maps() | (archive.maps() if archive is not None else set())
+
     def flush(self) -> None:
         """Prefill the frames that wait in the block."""
         self.ingest.flush()

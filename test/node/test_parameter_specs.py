@@ -66,7 +66,8 @@ def test_the_models_settings_have_no_prefix_and_its_path_is_the_parameter_model(
 
 def test_a_single_camera_takes_the_topic_image_and_one_of_several_its_own() -> None:
     alone, several = camera_specs("front", alone=True), camera_specs("front", alone=False)
-    assert [spec.name for spec in alone] == ["front.topic", "front.transport", "front.share", "front.range"]
+    assert [spec.name for spec in alone] == ["front.topic", "front.transport", "front.share", "front.range",
+                                            "front.pose"]
     assert (alone[0].default, several[0].default) == ("image", "front/image") and alone[1:] == several[1:]
 
 

@@ -30,6 +30,7 @@ ROSDEP_KEYS = {
     "pytest": "python3-pytest",
     "rich": "python3-rich",
     "rosbags": "python3-rosbags-pip",
+    "tf2_ros": "tf2_ros_py",
     "torch": "python3-pytorch-pip",
     "transformers": "python3-transformers-pip",
     "yaml": "python3-yaml",

@@ -241,6 +241,11 @@ class Archive:
                     self._degrade(error)
         return frames
 
+    def maps(self) -> set[str]:
+        """Segments of the maps that the poses of the frames refer to."""
+        with self.lock:
+            return self.table.maps()
+
     def _fetch(self, slot: int, entry: np.void) -> ArchivedFrame:
         rows = self.table.rows[slot, : int(entry["patches"])]
         packed = torch.empty(len(rows), self.plan.codec.row_bytes, dtype=torch.uint8)

@@ -151,6 +151,11 @@ class FrameTable:
             self.map_names[number : number + 1] = [name]
         return self.map_names.index(name)
 
+    def maps(self) -> set[str]:
+        """Segments of the maps that the poses of the frames refer to."""
+        used = np.unique(self.frames["map"][self.frames["live"]])
+        return {self.map_names[number] for number in used.tolist() if number >= 0}
+
     def map_name(self, slot: int) -> str:
         """Segment of the map that a frame's poses refer to; empty where they are unknown."""
         number = int(self.frames["map"][slot])
