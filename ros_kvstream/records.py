@@ -113,6 +113,19 @@ class FrameEvidence:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where one remembered moment was seen."""
+
+    frame_id: int
+    """Running number of the frame in its stream, from 0."""
+    stamp: float
+    """Seconds of the frame's header stamp."""
+    camera: str
+    """Name of the camera."""
+    pose: FramePose
+
+
+@dataclass(frozen=True)
 class LatencyBreakdown:
     """Duration of each stage of one answer, in milliseconds of a monotonic clock."""
 

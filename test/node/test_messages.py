@@ -8,8 +8,10 @@ from dataclasses import fields
 
 import pytest
 from builtin_interfaces.msg import Time
+from geometry_msgs.msg import Point, PointStamped, PoseStamped
 from hypothesis import example, given
 from hypothesis import strategies as st
+from std_msgs.msg import Header
 
 from ros_kvstream.node.diagnostics import CameraHealth, Health
 from ros_kvstream.node.frame_counters import CameraCount
@@ -20,14 +22,18 @@ from ros_kvstream.node.messages import (
     fill_answer,
     fill_refusal,
     latency_message,
+    pose_message,
     question_from,
     stats_message,
     to_seconds,
     to_stamp,
 )
+from ros_kvstream.poses import FramePose, Pose
 from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats, Observation
 from ros_kvstream.srv import Query
 
+BASE = Pose((1.0, 2.0, 0.0), (0.0, 0.0, 0.6, 0.8))
+SEEN_AT = FramePose("map#a", BASE, BASE.compose(Pose((0.2, 0.0, 0.7))))
 MEMORY = MemoryStats(**{item.name: number + 1 for number, item in enumerate(fields(MemoryStats))})
 COUNT = CameraCount(5, 4, 3, 1)
 FRAME = Observation(0, True, 4, vision_ms=2.5, prefill_ms=3.5, compaction_ms=4.5)
@@ -80,6 +86,40 @@ def test_evidence_lists_experts_in_parallel() -> None:
     assert (to_seconds(message.stamp), to_seconds(message.stamp_end), message.camera) == (1.5, 2.5, "front")
 
 
+def numbers(message: PoseStamped) -> list[float]:
+    """Position and orientation of a message, as ``Pose.numbers``."""
+    at, turned = message.pose.position, message.pose.orientation
+    return [at.x, at.y, at.z, turned.x, turned.y, turned.z, turned.w]
+
+
+def test_a_pose_is_stamped_in_its_frame() -> None:
+    message = pose_message(BASE, "map", 1.5)
+    assert numbers(message) == [1.0, 2.0, 0.0, *BASE.orientation]
+    assert message.header.frame_id == "map" and to_seconds(message.header.stamp) == 1.5
+
+
+def test_evidence_carries_the_poses_of_camera_and_base_at_the_ends_of_its_span() -> None:
+    end = Pose((3.0, 2.0, 0.0))
+    message = evidence_message(FrameEvidence(7, 1.5, 2.5, "front", 0.25, pose=SEEN_AT, base_end=end))
+    assert message.has_pose
+    poses = [(message.pose, SEEN_AT.camera, 1.5), (message.base_pose, BASE, 1.5), (message.base_pose_end, end, 2.5)]
+    for found, wanted, stamp in poses:
+        assert numbers(found) == [*wanted.position, *wanted.orientation]
+        assert (found.header.frame_id, to_seconds(found.header.stamp)) == ("map", stamp)
+
+
+def test_without_a_pose_of_a_redundant_frame_the_last_pose_of_the_base_is_the_first() -> None:
+    for record in (FrameEvidence(7, 1.5, 2.5, "front", 0.25, pose=SEEN_AT, base_end=BASE),
+                   FrameEvidence(7, 1.5, 2.5, "front", 0.25, pose=SEEN_AT)):
+        message = evidence_message(record)
+        assert message.base_pose_end == message.base_pose
+
+
+def test_evidence_without_a_pose_has_none() -> None:
+    message = evidence_message(FrameEvidence(7, 1.5, 2.5, "front", 0.25))
+    assert not message.has_pose and message.pose == message.base_pose == message.base_pose_end == PoseStamped()
+
+
 def test_latency_carries_every_field() -> None:
     record = LatencyBreakdown(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8)
     message = latency_message(record)
@@ -91,8 +131,32 @@ def test_a_query_becomes_a_question_with_the_nodes_time_limit_unless_it_names_on
     question = question_from(request, 12.0)
     assert (question.text, question.camera, question.since, question.until) == ("what ?", "rear", 4.0, 0.0)
     assert (question.max_new_tokens, question.conversation_id, question.timeout) == (9, "c", 12.0)
+    assert (question.near, question.radius) == ((0.0, 0.0, 0.0), 0.0)
     request.timeout_s = 3.0
     assert question_from(request, 12.0).timeout == 3.0
+
+
+def test_a_query_near_a_place_becomes_a_question_with_the_point_and_its_frame() -> None:
+    request = Query.Request(question="what ?", near=near(4.0, -5.0, 0.5), radius=2.5)
+    question = question_from(request, 12.0)
+    assert (question.near, question.radius, question.near_frame) == ((4.0, -5.0, 0.5), 2.5, "map")
+
+
+def near(x: float, y: float, z: float, frame_id: str = "map") -> PointStamped:
+    return PointStamped(header=Header(frame_id=frame_id), point=Point(x=x, y=y, z=z))
+
+
+def test_the_goal_is_where_the_base_was_for_the_best_evidence_with_a_pose() -> None:
+    evidence = (FrameEvidence(1, 2.0, 2.0, "rear", 0.9), FrameEvidence(0, 1.0, 1.5, "rear", 0.5, pose=SEEN_AT))
+    answer = Answer("what ?", "a cone", evidence, LatencyBreakdown(), MEMORY, 2.0)
+    response = fill_answer(Query.Response(), answer, stats_message(Time(), HEALTH))
+    assert response.has_goal and response.goal == pose_message(BASE, "map")
+    assert response.goal.header.stamp == Time()  # stands for the newest transform
+    assert [frame.has_pose for frame in response.evidence] == [False, True]
+    request = Query.Request(question="what ?", near=near(1.0, 2.0, 3.0), radius=9.0)
+    recorded = answer_message(request, response)
+    assert (recorded.near, recorded.radius) == (request.near, 9.0)
+    assert (recorded.has_goal, recorded.goal) == (True, response.goal)
 
 
 def test_an_answer_and_a_refusal_are_recorded_with_their_question() -> None:
@@ -103,6 +167,7 @@ def test_an_answer_and_a_refusal_are_recorded_with_their_question() -> None:
     recorded = answer_message(request, response)
     assert recorded.success and (recorded.question, recorded.answer) == ("%s {0} what ?", "a cone")
     assert recorded.finish_reason == "length" and len(recorded.evidence) == 1
+    assert not recorded.has_goal and recorded.goal == PoseStamped()
     assert to_seconds(recorded.header.stamp) == 2.0
     refused = answer_message(request, fill_refusal(Query.Response(), "busy", stats_message(Time(), HEALTH)))
     assert not refused.success and refused.message == "busy" and refused.answer == "" and not refused.evidence
