@@ -152,6 +152,9 @@ def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQ
     return line | {
         "answer": answer.text,
         "finish_reason": answer.finish_reason,
+        "verdict": answer.verdict.value,
+        "confidence": answer.confidence,
+        "covered_share": answer.covered_share,
         "asked_at": answer.asked_at,
         "evidence": evidence,
         "latency": dataclasses.asdict(answer.latency),

@@ -28,7 +28,7 @@ from ros_kvstream.evaluation.cell_run import (
 from ros_kvstream.evaluation.grid import Job
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup, free_domain, ros_environment
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
-from ros_kvstream.node.messages import to_seconds, to_stamp
+from ros_kvstream.node.messages import VERDICTS, to_seconds, to_stamp
 from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.recordings.replay import Player
 from ros_kvstream.settings import ModelSettings
@@ -168,6 +168,9 @@ def response_fields(response: Any) -> dict[str, Any]:
     return {
         "answer": response.answer,
         "finish_reason": response.finish_reason,
+        "verdict": next(verdict.value for verdict, number in VERDICTS.items() if number == response.verdict),
+        "confidence": response.confidence,
+        "covered_share": response.covered_share,
         "asked_at": to_seconds(response.asked_at),
         "evidence": [
             {"stamp": to_seconds(frame.stamp), "stamp_end": to_seconds(frame.stamp_end), "camera": frame.camera,

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ros_kvstream.errors import QuestionError
+from ros_kvstream.errors import NotCoveredError
 from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.archive.records import ArchivedFrame
 from ros_kvstream.memory.arena import Arena, Chunk
@@ -71,7 +71,7 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
     The caller marks the arena before and rolls it back after the answer, or when this raises.
 
     :param start: first position of the question; :param capacity: slots for retrieved frames.
-    :raises QuestionError: when no frame passes the question's filters.
+    :raises NotCoveredError: when no frame passes the question's filters.
     """
     retrieval = stream.archive_retrieval
     if retrieval is not None:
@@ -82,10 +82,10 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
             if context.shown or context.evidence:
                 return context
     frames = tuple(stream.frame_index.matching(question.scope))
+    if not frames:
+        raise NotCoveredError(f"no remembered frame matches {question.scope}: widen these limits")
     if not question.scope.limited:
         return Context(None, frames, ())
-    if not frames:
-        raise QuestionError(f"no remembered frame matches {question.scope}: widen these limits")
     return Context(stream.arena.visible(list(frames)), frames, ())
 
 
