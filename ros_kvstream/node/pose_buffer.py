@@ -104,8 +104,8 @@ class PoseBuffer:
             return PoseGap.AGE
         if before.pose is None or after.pose is None:
             return PoseGap.INVALID
-        if not all(sample.variance <= settings.max_covariance for sample in (before, after)):  # also true of a NaN
-            return PoseGap.COVARIANCE
+        if not (before.variance <= settings.max_covariance and after.variance <= settings.max_covariance):
+            return PoseGap.COVARIANCE  # also for a NaN
         moved = before.pose.distance(after.pose)
         if before.frame_id != after.frame_id or moved > settings.max_speed * seconds + JUMP_TOLERANCE:
             return PoseGap.JUMP
