@@ -14,7 +14,7 @@ from geometry_msgs.msg import Point, PointStamped
 from nav_msgs.msg import Odometry
 from std_msgs.msg import Header
 from support.archives import frame_pose
-from support.running_node import SMALL, RunningNode, image, picture, running_node
+from support.running_node import DISCOVERY, SMALL, RunningNode, image, picture, running_node
 from visualization_msgs.msg import Marker, MarkerArray
 
 from ros_kvstream.node.messages import pose_message, to_seconds, to_stamp
@@ -147,6 +147,7 @@ def test_what_was_seen_with_odometry_is_found_by_its_place_and_drawn(tmp_path: P
         node.until_active()
         camera, robot = node.camera("/image"), node.client.create_publisher(Odometry, "/odom", 50)
         node.until(lambda: robot.get_subscription_count() > 0, "a subscription of /odom")
+        node.spin(DISCOVERY)
         seen: list[MarkerArray] = []
         node.client.create_subscription(MarkerArray, "/kvstream/places", seen.append, 1)
         for number in range(30):  # 5 m/s, from x = 0 on; images between two poses each
