@@ -32,6 +32,12 @@ def to_stamp(seconds: float) -> Time:
     return Time(sec=int(whole), nanosec=int(nanoseconds))
 
 
+VERDICTS = {
+    records.Verdict.SEEN: msg.Answer.VERDICT_SEEN, records.Verdict.NOT_SEEN: msg.Answer.VERDICT_NOT_SEEN,
+    records.Verdict.NOT_COVERED: msg.Answer.VERDICT_NOT_COVERED,
+}
+"""Verdict -> its number in messages, the same in Answer, Query and Ask."""
+
 PERCENTILE_SERIES = {
     "frame_delay_percentiles_ms": "frame", "vision_percentiles_ms": "vision", "prefill_percentiles_ms": "prefill",
     "compaction_percentiles_ms": "compaction", "question_queue_percentiles_ms": "question queue",
@@ -112,14 +118,14 @@ def latency_message(latency: records.LatencyBreakdown) -> msg.LatencyBreakdown:
     return msg.LatencyBreakdown(answer_tokens=latency.answer_tokens, **{name: getattr(latency, name) for name in names})
 
 
-def question_from(request: Any, default_timeout: float) -> Question:
+def question_from(request: Any, default_timeout: float, min_confidence: float = 0.0) -> Question:
     """Convert a Query request or an Ask goal; raise QuestionError for invalid limits."""
     point = request.near.point
     return Question(
         text=request.question, camera=request.camera, since=to_seconds(request.since), until=to_seconds(request.until),
         near=(point.x, point.y, point.z), radius=request.radius, near_frame=request.near.header.frame_id,
         max_new_tokens=request.max_new_tokens, conversation_id=request.conversation_id,
-        timeout=default_timeout if request.timeout_s == 0.0 else request.timeout_s,
+        timeout=default_timeout if request.timeout_s == 0.0 else request.timeout_s, min_confidence=min_confidence,
     )
 
 
@@ -128,6 +134,10 @@ def fill_answer(response: Any, answer: records.Answer, memory: msg.KvStats) -> A
     response.success = True
     response.answer = answer.text
     response.finish_reason = answer.finish_reason
+    response.verdict = VERDICTS[answer.verdict]
+    response.confidence = answer.confidence
+    response.covered_since, response.covered_until = to_stamp(answer.covered_since), to_stamp(answer.covered_until)
+    response.covered_share = answer.covered_share
     response.asked_at = to_stamp(answer.asked_at)
     response.evidence = [evidence_message(evidence) for evidence in answer.evidence]
     if answer.goal is not None:
@@ -153,6 +163,8 @@ def answer_message(request: Any, response: Any) -> msg.Answer:
         success=response.success, message=response.message, answer=response.answer,
         finish_reason=response.finish_reason, evidence=response.evidence,
         has_goal=response.has_goal, goal=response.goal, latency=response.latency, memory=response.memory,
+        verdict=response.verdict, confidence=response.confidence, covered_since=response.covered_since,
+        covered_until=response.covered_until, covered_share=response.covered_share,
     )
     message.header.stamp = response.asked_at
     return message

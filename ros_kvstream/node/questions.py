@@ -39,6 +39,8 @@ class Question:
     """Metres around ``near``; 0: anywhere."""
     near_frame: str | None = None
     """Frame id of ``near``; None: that of the map."""
+    min_confidence: float = 0.0
+    """An answer with less confidence gets the verdict NOT_SEEN, 0 - 1."""
     conversation_id: str = ""
     """Label chosen by the client and published with the answer; the model does not see earlier questions."""
 

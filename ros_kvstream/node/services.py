@@ -105,7 +105,8 @@ class Services:
         """Fill a response of the service or the action, publish it on ~/answers, and return the error, if any."""
         failure: Exception | None = None
         try:
-            answer = await ask(question_from(request, self._parameters.value("query.timeout_s")))
+            timeout, least = map(self._parameters.value, ("query.timeout_s", "query.min_confidence"))
+            answer = await ask(question_from(request, timeout, least))
             self._reporter.answered(answer)
             fill_answer(response, answer, self._reporter.stats(self._status))
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor

@@ -110,23 +110,28 @@ class VideoMemory:
         radius: float = 0.0,
         near_frame: str | None = None,
         max_new_tokens: int | None = None,
+        min_confidence: float = 0.0,
         should_stop: Callable[[], bool] | None = None,
         on_token: Callable[[str], None] | None = None,
     ) -> Answer:
         """Answer a question about the stream; afterwards the memory is the same as before, bit for bit.
+
+        Where nothing is remembered of that time, place or camera, the answer says so (verdict NOT_COVERED).
 
         :param camera: only frames of this camera ('' = all); :param since, until: only frames in this span of stamps,
             seconds (0 = unbounded); :param near, radius: only frames that were taken within this distance of a point
             in the present map, metres (0 = anywhere); :param near_frame: frame id of the point, to be compared with
             that of the map (None = the same).
         :param max_new_tokens: at most ``memory.max_answer_tokens``, which is the default.
+        :param min_confidence: an answer with less confidence gets the verdict NOT_SEEN, 0 - 1.
         :param should_stop: called before every token; True raises QuestionCancelled.
         :param on_token: called with each new piece of the answer's text.
-        :raises QuestionError: when the question or a limit is invalid, or no frame matches;
+        :raises QuestionError: when the question or a limit is invalid;
         :raises NonFiniteError: when the model computes values that are not finite.
         """
         scope = self.scope(camera, since, until, near, radius, near_frame)
-        checked = check_question(self.model, self.settings.memory, question, scope, max_new_tokens)
+        memory = self.settings.memory
+        checked = check_question(self.model, memory, question, scope, max_new_tokens, min_confidence)
         return answer_question(self.ingest, checked, should_stop, on_token)
 
     def scope(

@@ -13,10 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from std_msgs.msg import Header
 
+from ros_kvstream.action import Ask
+from ros_kvstream.msg import Answer as AnswerMessage
+from ros_kvstream.msg import KvStats
 from ros_kvstream.node.diagnostics import CameraHealth, Health
 from ros_kvstream.node.frame_counters import CameraCount
 from ros_kvstream.node.messages import (
     PERCENTILE_SERIES,
+    VERDICTS,
     answer_message,
     evidence_message,
     fill_answer,
@@ -29,7 +33,7 @@ from ros_kvstream.node.messages import (
     to_stamp,
 )
 from ros_kvstream.poses import FramePose, Pose
-from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats, Observation
+from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats, Observation, Verdict
 from ros_kvstream.srv import Query
 
 BASE = Pose((1.0, 2.0, 0.0), (0.0, 0.0, 0.6, 0.8))
@@ -171,3 +175,20 @@ def test_an_answer_and_a_refusal_are_recorded_with_their_question() -> None:
     assert to_seconds(recorded.header.stamp) == 2.0
     refused = answer_message(request, fill_refusal(Query.Response(), "busy", stats_message(Time(), HEALTH)))
     assert not refused.success and refused.message == "busy" and refused.answer == "" and not refused.evidence
+
+
+def test_an_answer_carries_its_verdict_its_confidence_and_what_is_covered() -> None:
+    answer = Answer("q", "none", (), LatencyBreakdown(), MEMORY, 9.0, verdict=Verdict.NOT_SEEN, confidence=0.75,
+                    covered_since=1.5, covered_until=8.5, covered_share=0.25)  # fmt: skip
+    response = fill_answer(Query.Response(), answer, KvStats())
+    message = answer_message(Query.Request(), response)
+    for found in (response, message):
+        assert (found.verdict, found.confidence, found.covered_share) == (found.VERDICT_NOT_SEEN, 0.75, 0.25)
+        assert (to_seconds(found.covered_since), to_seconds(found.covered_until)) == (1.5, 8.5)
+
+
+def test_verdicts_have_the_same_numbers_in_every_interface() -> None:
+    for verdict, number in VERDICTS.items():
+        for interface in (AnswerMessage, Query.Response, Ask.Result):
+            assert getattr(interface, f"VERDICT_{verdict.name}") == number
+    assert fill_refusal(Query.Response(), "no", KvStats()).verdict == Query.Response.VERDICT_NONE

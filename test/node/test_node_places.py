@@ -11,12 +11,13 @@ import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Point, PointStamped
+from nav_msgs.msg import Odometry
 from std_msgs.msg import Header
 from support.archives import frame_pose
-from support.running_node import SMALL, RunningNode, image, picture, running_node
+from support.running_node import DISCOVERY, SMALL, RunningNode, image, picture, running_node
 from visualization_msgs.msg import Marker, MarkerArray
 
-from ros_kvstream.node.messages import pose_message, to_seconds
+from ros_kvstream.node.messages import pose_message, to_seconds, to_stamp
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, ModelSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -130,3 +131,49 @@ def test_places_are_drawn_while_somebody_looks_and_removed_by_clear(node: Runnin
     node.until(lambda: newest_are(3), "the places of the loaded memory")
     assert len(seen[-1].markers[1].points) == MOMENTS
     node.client.destroy_subscription(looking)
+
+
+def odometry(stamp: float, x: float) -> Odometry:
+    message = Odometry()
+    message.header = Header(frame_id="odom", stamp=to_stamp(stamp))
+    message.pose.pose.position.x = x
+    return message
+
+
+def test_what_was_seen_with_odometry_is_found_by_its_place_and_drawn(tmp_path: Path, random_model: Path) -> None:
+    parameters = {"model": random_model, "pose.source": "topic", "pose.topic": "/odom", "gate.mode": "off",
+                  "ingest.queue_frames": 64, "camera.pose": "0.5 0 0 0 0 0"}
+    with running_node(tmp_path, parameters) as node:
+        node.until_active()
+        camera, robot = node.camera("/image"), node.client.create_publisher(Odometry, "/odom", 50)
+        node.until(lambda: robot.get_subscription_count() > 0, "a subscription of /odom")
+        node.spin(DISCOVERY)
+        seen: list[MarkerArray] = []
+        node.client.create_subscription(MarkerArray, "/kvstream/places", seen.append, 1)
+        for number in range(30):  # 5 m/s, from x = 0 on; images between two poses each
+            robot.publish(odometry(50.0 + 0.1 * number, 0.5 * number))
+            camera.publish(image(picture(number), 50.05 + 0.1 * number))
+            node.spin(0.05)
+        robot.publish(odometry(53.0, 15.0))
+        node.until_stats(lambda stats: stats.frames_with_pose == 30)
+
+        response = node.ask("what is there ?", max_new_tokens=1, near=near(10.25, "odom"), radius=0.1)
+        assert response.success, response.message
+        (frame,) = response.evidence
+        assert to_seconds(frame.stamp) == pytest.approx(52.05) and response.goal.header.frame_id == "odom"
+        assert response.goal.pose.position.x == pytest.approx(10.25, abs=1e-3)
+        assert frame.pose.pose.position.x == pytest.approx(10.75, abs=1e-3)  # the camera is 0.5 m ahead of the base
+        wrong = node.ask("what is there ?", near=near(10.25, "map"), radius=0.1)
+        assert "near is in frame 'map': give it in 'odom'" in wrong.message
+
+        def drawn() -> list[float]:
+            newest = seen[-1].markers[1:] if seen else []
+            return [point.x for point in newest[0].points] if newest else []
+
+        number = 30
+        while len(drawn()) < 30:  # each frame may draw
+            camera.publish(image(picture(number), 53.1 + 0.001 * number))
+            node.spin(0.1)
+            number += 1
+            assert number < 1000
+        assert drawn() == pytest.approx([0.25 + 0.5 * place for place in range(30)], abs=1e-3)
