@@ -102,19 +102,24 @@ class FramePoses:
         frames in vain, which would take most of the worker's time.
         """
         now = time.monotonic()
+        while len(self._waiting) > MAX_WAITING:
+            self._settle(memory, final=True)
         if now < self._next_look:
             return
         for _ in range(len(self._waiting)):
-            final = len(self._waiting) > MAX_WAITING or self._waiting[0].given_up <= now
-            frame = self._waiting.popleft()
-            pose = self._decide(frame, final)
-            if pose is not None:
-                memory.place(frame.frame_id, frame.query.stamp, pose)
-                if not self._compared:  # an archive is opened with the first frame
-                    self._compared = True
-                    self.compare_maps(memory)
+            self._settle(memory, final=self._waiting[0].given_up <= now)
         end = time.monotonic()
         self._next_look = end + (end - now) * (1 / LOOK_SHARE - 1) if end - now > LOOK_SECONDS else 0.0
+
+    def _settle(self, memory: PlacedMemory, final: bool) -> None:
+        """Place the frame that has waited longest, or let it wait again; ``final``: give it up instead."""
+        frame = self._waiting.popleft()
+        pose = self._decide(frame, final)
+        if pose is not None:
+            memory.place(frame.frame_id, frame.query.stamp, pose)
+            if not self._compared:  # an archive is opened with the first frame
+                self._compared = True
+                self.compare_maps(memory)
 
     def _decide(self, frame: _WaitingFrame, final: bool) -> FramePose | None:
         """Return the pose of a frame, count it or why there is none, or let the frame wait again."""

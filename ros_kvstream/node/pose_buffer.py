@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
@@ -105,11 +104,11 @@ class PoseBuffer:
             return PoseGap.AGE
         if before.pose is None or after.pose is None:
             return PoseGap.INVALID
-        variance = max(before.variance, after.variance)
-        if math.isnan(variance) or variance > settings.max_covariance:
-            return PoseGap.COVARIANCE
+        if not (before.variance <= settings.max_covariance and after.variance <= settings.max_covariance):
+            return PoseGap.COVARIANCE  # also for a NaN
         moved = before.pose.distance(after.pose)
         if before.frame_id != after.frame_id or moved > settings.max_speed * seconds + JUMP_TOLERANCE:
             return PoseGap.JUMP
         share = (stamp - before.stamp) / seconds if seconds else 0.0
-        return PoseSample(stamp, before.frame_id, interpolate(before.pose, after.pose, share), variance)
+        return PoseSample(stamp, before.frame_id, interpolate(before.pose, after.pose, share),
+                          max(before.variance, after.variance))

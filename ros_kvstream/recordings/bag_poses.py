@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ros_kvstream.errors import PoseError, RecordingError
 from ros_kvstream.node.pose_buffer import PoseBuffer, PoseGap, PoseSample
 from ros_kvstream.node.settings import PoseSettings
@@ -152,7 +154,7 @@ class BagPoses:
             return
         pose, variance = message.pose, 0.0
         if raw.type != "geometry_msgs/msg/PoseStamped":
-            variance = float(max(pose.covariance[0], pose.covariance[7]))
+            variance = float(np.maximum(pose.covariance[0], pose.covariance[7]))  # NaN where one is
             pose = pose.pose
         self._samples.add(sample_of(message.header, pose.position, pose.orientation, received, variance))
 

@@ -323,6 +323,7 @@ def test_questions_about_a_place_find_what_was_seen_there(robot: Robot) -> None:
 
 def test_poses_are_known_again_after_deactivate_and_activate(robot: Robot) -> None:
     assert robot.node.change(Transition.TRANSITION_DEACTIVATE)
+    robot.node.until(lambda: robot.broadcaster.pub_tf.get_subscription_count() == 0, "no subscription of /tf")
     assert robot.node.change(Transition.TRANSITION_ACTIVATE)
     robot.node.until(lambda: robot.broadcaster.pub_tf.get_subscription_count() == 1
                      and all(camera.get_subscription_count() == 1 for camera in robot.cameras.values()),

@@ -114,12 +114,13 @@ def test_poses_are_interpolated_at_the_stamp_also_when_they_are_received_later(t
         ([*drive(100.0, 100.5), *drive(103.0, 104.0)], "age"),
         (drive(100.0, 101.9), "extrapolation"),
         (drive(100.0, 104.0, variance=4.0), "covariance"),
+        (drive(100.0, 104.0, variance=math.nan), "covariance"),
         ([*drive(100.0, 102.0), odometry(102.05, 90.0)], "jump"),
         ([*drive(100.0, 101.9), odometry(102.1, 2.1, quaternion=(0.0, 0.0, 0.0, 0.0))], "invalid"),
         ([*drive(100.0, 101.9), odometry(102.1, math.nan)], "invalid"),
         (drive(5000.0, 5002.0, late=-4899.0), "age"),
     ],
-    ids=["gap", "end", "uncertain", "jump", "zero quaternion", "NaN", "other clock"],
+    ids=["gap", "end", "uncertain", "NaN variance", "jump", "zero quaternion", "NaN", "other clock"],
 )
 def test_a_frame_whose_pose_cannot_be_trusted_has_none_and_that_is_said(
     tmp_path: Path, messages: list[Message], cause: str
