@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ from rclpy.time import Time
 from support.running_node import image, picture
 
 from ros_kvstream.node.cameras import CameraSubscription
-from ros_kvstream.node.diagnostics import CameraHealth, Health, statuses
-from ros_kvstream.node.frame_counters import CameraCount, FrameCounters
+from ros_kvstream.node.diagnostics import CameraHealth, Health, PoseHealth, statuses
+from ros_kvstream.node.frame_counters import CameraCount, FrameCounters, PoseCount
 from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.settings import CameraSettings, DiagnosticsSettings
 from ros_kvstream.records import MemoryStats
@@ -118,6 +119,53 @@ def test_a_simulated_clock_that_never_came_is_named_before_foreign_stamps() -> N
 
 def test_an_unconfigured_node_reports_its_state_only() -> None:
     assert set(found(replace(HEALTH, state="unconfigured"))) == {"state"}
+
+
+POSE = PoseHealth("topic", "/odom (nav_msgs/msg/Odometry)", PoseCount(90, Counter(age=10)), PoseCount(20), delay=0.02)
+
+
+def poses(with_pose: int, **missing: int) -> PoseCount:
+    return PoseCount(with_pose, Counter(missing))
+
+
+@pytest.mark.parametrize(("changes", "level", "reason"), [
+    ({}, OK, "20 of 20 recent frames have a pose"),
+    ({"lately": poses(10, age=10)}, OK, "10 of 20"),
+    ({"lately": poses(9, age=10)}, WARN, "53 % of the recent frames have no pose, mostly because of 'age'"),
+    ({"lately": poses(0, age=3, covariance=4)}, WARN, "'covariance': the localization is too uncertain"),
+    ({"lately": poses(0, jump=4)}, WARN, "pose.max_speed"),
+    ({"lately": poses(0, extrapolation=4)}, WARN, "localization runs and is not late"),
+    ({"lately": poses(0, missing=4), "problem": "no publisher on /odom"}, WARN, "no publisher on /odom"),
+    ({"lately": poses(0), "problem": "no publisher on /odom"}, OK, "no recent frame. no publisher on /odom"),
+    ({"problem": "carries std_msgs/msg/String", "unusable": True}, WARN, "std_msgs/msg/String"),
+    ({"lately": poses(20, invalid=1), "reason": "a message is bad"}, WARN, "1 recent frames have no pose: a message"),
+    ({"reason": "a message is bad"}, OK, "20 of 20"),
+    ({"other_map": "odom#1a2b"}, OK, "(odom#1a2b), which are not compared with the present ones. Set pose.map_name"),
+])
+def test_poses_say_how_many_frames_have_one_and_what_to_do_about_the_others(
+    changes: dict[str, Any], level: bytes, reason: str
+) -> None:
+    status = found(replace(HEALTH, pose=replace(POSE, **changes)))["pose"]
+    assert status.level == level and reason in status.message
+
+
+@pytest.mark.parametrize(("delay", "cause", "reason"), [
+    (3600.0, "age", "3595.0 s behind those of the images"), (-95.0, "age", "100.0 s ahead of those of the images"),
+    (3600.0, "missing", "different clocks"), (5.9, "age", "increase pose.max_age_s"),
+    (3600.0, "jump", "pose.max_speed")])
+def test_poses_of_another_clock_than_the_images_are_named_where_that_explains_the_cause(
+    delay: float, cause: str, reason: str
+) -> None:
+    health = replace(HEALTH, cameras=[replace(CAMERA, delay=5.0)])
+    status = found(replace(health, pose=replace(POSE, delay=delay, lately=poses(0, **{cause: 5}))))["pose"]
+    assert status.level == WARN and reason in status.message
+
+
+def test_the_status_of_poses_lists_every_cause_and_is_missing_without_a_source() -> None:
+    values = {value.key: value.value for value in found(replace(HEALTH, pose=POSE))["pose"].values}
+    assert values["frames without a pose, age"] == "10" and values["frames without a pose, transform"] == "0"
+    assert values["share of frames with a pose"] == "0.900" and values["from"] == "/odom (nav_msgs/msg/Odometry)"
+    assert "pose" not in found(HEALTH) and "pose" not in found(replace(HEALTH, state="inactive", pose=POSE))
 
 
 def test_percentiles_and_rates_cover_the_window() -> None:

@@ -26,6 +26,7 @@ from ros_kvstream.node.frame_queue import FrameQueue, QueuedFrame
 from ros_kvstream.node.images import image_to_rgb
 from ros_kvstream.node.questions import PendingQuestion, Question
 from ros_kvstream.node.worker import Worker, WorkerEvents
+from ros_kvstream.poses import FramePose, Pose
 from ros_kvstream.settings import MemorySettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -57,7 +58,7 @@ class Recorded:
 class Setup:
     """A worker on a random model."""
 
-    def __init__(self, budget_mib: float = 4.0) -> None:
+    def __init__(self, budget_mib: float = 4.0, poses: Any = None) -> None:
         from support.tiny_models import qwen2_5_vl
 
         self.told = Recorded()
@@ -70,7 +71,7 @@ class Setup:
             fault=lambda what, error: self.told.note(f"fault {what}: {error}"),
             image_loss=lambda frame, text: self.told.note(f"loss {text}"),
             token=lambda pending, _, index: self.told.note(f"token {pending.question.text}"))
-        self.worker = Worker(self.frames, self.counters, lambda frame: image_to_rgb(frame.message), events)
+        self.worker = Worker(self.frames, self.counters, lambda frame: image_to_rgb(frame.message), events, poses)
         settings = StreamSettings(memory=MemorySettings(budget_mib=budget_mib, policy="sliding_window"))
         self.made = self.worker.start(lambda: VideoMemory(settings, self.model))
 
@@ -201,6 +202,72 @@ def test_an_error_while_answering_fails_the_question_and_leaves_the_memory_as_it
     setup.model.decode = decode
     assert all(np.array_equal(old, new) for old, new in zip(before, setup.slot_contents(), strict=True))
     assert setup.ask("what ?", max_new_tokens=5).answer.result(LONG).question == "what ?"
+
+
+class Poses:
+    """Places each frame at the second look for its pose; notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.frames: list[int] = []
+        self.looks = 0
+        self.broken = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self.frames)
+
+    def add(self, _: QueuedFrame, frame_id: int) -> None:
+        self.frames.append(frame_id)
+        self.looks = 0
+
+    def resolve(self, memory: VideoMemory) -> None:
+        if self.broken:
+            raise OSError("no poses")
+        self.looks += bool(self.frames)
+        while self.looks > 1 and self.frames:
+            pose = Pose((1.0, 2.0, 0.0))
+            memory.place(self.frames.pop(), 1.0, FramePose("map#a", pose, pose))
+
+
+@pytest.fixture
+def placing() -> Iterator[tuple[Setup, Poses]]:
+    poses = Poses()
+    made = Setup(poses=poses)
+    made.made.result(LONG)
+    made.worker.ingest(True)
+    yield made, poses
+    assert made.worker.stop(LONG)
+
+
+def test_frames_that_wait_for_a_pose_are_looked_at_again_without_any_other_work(placing: tuple[Setup, Poses]) -> None:
+    setup, poses = placing
+    setup.put(1)
+    end = time.monotonic() + LONG
+    while poses.looks < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert not poses.frames
+
+
+def test_a_question_and_a_call_see_the_poses_that_have_arrived(placing: tuple[Setup, Poses]) -> None:
+    setup, _ = placing
+    setup.put(1)
+    setup.told.wait_for(1)
+    setup.worker.call(lambda _: None).result(LONG)
+    assert setup.worker.call(lambda memory: memory.frame_index[0].pose).result(LONG) is not None
+    goal = setup.ask("what ?", max_new_tokens=1).answer.result(LONG).goal
+    assert goal is not None and goal.base.position == (1.0, 2.0, 0.0)
+
+
+def test_an_error_in_the_source_of_poses_is_a_fault_and_frames_and_questions_go_on(
+    placing: tuple[Setup, Poses]
+) -> None:
+    setup, poses = placing
+    poses.broken = True
+    setup.put(1, 2)
+    setup.told.wait_for_event("frame 2")
+    assert "fault pose: no poses" in setup.told.events
+    assert setup.ask("what ?", max_new_tokens=1).answer.result(LONG).question == "what ?"
 
 
 def test_a_bad_encoding_is_told_and_counted(setup: Setup) -> None:
