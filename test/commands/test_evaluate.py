@@ -113,12 +113,13 @@ def test_questions_about_places_are_scored_by_the_goal_and_the_report_draws_the_
         tmp_path, {"text": "what ?", "id": "here", "expected": {"place": [x, y], "within": 50.0}},
         {"text": "what ?", "id": "far", "expected": {"place": [x + 500, y], "within": 1.0}},
         {"text": "what ?", "id": "near", "expected": {"regex": ".*"}, "near": [x, y, 0.0], "radius": 50.0},
-        {"text": "what ?", "id": "nowhere", "expected": {"regex": ".*"}, "near": [x + 500, y, 0.0], "radius": 1.0},
+        {"text": "what ?", "id": "nowhere", "expected": "a cone", "near": [x + 500, y, 0.0], "radius": 1.0},
     )  # fmt: skip
     report = evaluate.run(options(*small(model, tmp_path / "out", "--questions", str(asked), str(kitchen))), console())
     results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     right = {line["question"]: line["correct"] for line in results}
     assert right == {"here": True, "far": False, "near": True, "nowhere": False}
+    assert {line["question"] for line in results if line["verdict"] == "not_covered"} == {"nowhere"}
     assert any(line["error_m"] and line["error_m"] > 400 for line in results)
     assert "kitchen: poses are read from /odom" in report["notes"]
     assert (tmp_path / "out" / "plots" / "path.png").is_file()
