@@ -101,7 +101,8 @@ def ask_all(memory: VideoMemory, stream: Stream) -> list[Line]:
             "expected": question.answer, "answer": answer.text, "correct": Exact(question.answer).accepts(answer.text),
             "asked_at": answer.asked_at, "true_evidence": question.evidence,
             "evidence": [{"stamp": frame.stamp, "ranks": frame.ranks} for frame in answer.evidence],
-            "first_token_ms": answer.latency.first_token_ms,
+            "first_token_ms": answer.latency.first_token_ms, "confidence": answer.confidence,
+            "verdict": answer.verdict.value,
         }
         for question in stream.questions
         for answer in [memory.ask(question.text)]

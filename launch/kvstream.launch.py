@@ -22,6 +22,7 @@ COMPRESSED = "/compressed"
 
 # launch argument: (parameter of the node, type)
 PARAMETERS: dict[str, tuple[str, type]] = {
+    "odom_topic": ("pose.topic", str),
     "model": ("model", str),
     "budget_mib": ("memory.budget_mib", float),
     "autostart": ("autostart", bool),
@@ -37,6 +38,10 @@ def generate_launch_description() -> LaunchDescription:
             "image_topic", default_value="image",
             description="Topic of a single camera; CompressedImage if it ends in /compressed. With several cameras, or "
             "a camera.topic in the configuration file, it has no effect and the node logs a warning."),
+        DeclareLaunchArgument(
+            "odom_topic", default_value="",
+            description="Topic of the robot's poses: Odometry, PoseStamped or PoseWithCovarianceStamped. It sets "
+            f"pose.topic, and pose.source to topic. {AS_IN_CONFIG}"),
         DeclareLaunchArgument(
             "model", default_value="", description=f"'tiny', a local folder or a hub id. {AS_IN_CONFIG}"),
         DeclareLaunchArgument(
@@ -63,6 +68,8 @@ def start_node(context: LaunchContext) -> list[LifecycleNode]:
         for argument, (name, kind) in PARAMETERS.items()
         if LaunchConfiguration(argument).perform(context)
     }
+    if "pose.topic" in parameters:
+        parameters["pose.source"] = "topic"
     if topic.endswith(COMPRESSED):
         topic = topic[: -len(COMPRESSED)]
         parameters["camera.transport"] = "compressed"

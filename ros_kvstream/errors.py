@@ -44,6 +44,10 @@ class QuestionError(KvStreamError, ValueError):
     """A question or one of its limits is invalid; the memory is unchanged."""
 
 
+class NotCoveredError(QuestionError):
+    """Nothing is remembered of the time, place or camera that a question is about."""
+
+
 class QuestionCancelled(KvStreamError):
     """The caller or a time limit stopped the answer; the memory was rolled back."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,8 @@ class Question:
     """Frames that it may use."""
     max_tokens: int
     """Most answer tokens."""
+    min_confidence: float = 0.0
+    """An answer with less confidence gets the verdict NOT_SEEN."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class FrameEvidence:
     camera: str
     """Name of the camera."""
     score: float
-    """Fused score, or share of the question's attention where no expert ranked the frame; higher is better."""
+    """Fused score, or share of the question's attention where no expert ranked the frame; higher is better. Evidence is
+    ordered by attention."""
     kept_share: float = 1.0
     """Share of the frame's tokens in the context, averaged over layers and KV heads, 0 - 1."""
     ranks: dict[str, int] = field(default_factory=dict)
@@ -110,6 +114,19 @@ class FrameEvidence:
     """Where it was taken; None where that is not known in the present map."""
     base_end: Pose | None = None
     """Pose of the robot's base at the last redundant frame; None like ``pose``."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one remembered moment was seen."""
+
+    frame_id: int
+    """Running number of the frame in its stream, from 0."""
+    stamp: float
+    """Seconds of the frame's header stamp."""
+    camera: str
+    """Name of the camera."""
+    pose: FramePose
 
 
 @dataclass(frozen=True)
@@ -190,6 +207,29 @@ class MemoryStats:
     """GPU memory reserved by torch, model included; 0 on the CPU."""
 
 
+class Verdict(str, Enum):
+    """What an answer stands for."""
+
+    SEEN = "seen"
+    """It is based on what was seen."""
+    NOT_SEEN = "not_seen"
+    """What was asked for is not in what is remembered of that time, place and camera."""
+    NOT_COVERED = "not_covered"
+    """Nothing is remembered of that time, place or camera."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which part of the time asked about is remembered, in the arena or in the archive."""
+
+    covered_since: float = 0.0
+    """Earliest stamp asked about of which a frame is remembered, seconds; 0 where there is none."""
+    covered_until: float = 0.0
+    """Latest stamp asked about of which a frame is remembered, seconds; 0 where there is none."""
+    covered_share: float = 0.0
+    """Share of the time asked about that is at most COVERED_SECONDS away from a remembered frame, 0 - 1."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer with its evidence."""
@@ -202,7 +242,16 @@ class Answer:
     asked_at: float
     """Stamp of the newest frame when the question was asked, seconds."""
     finish_reason: str = "stop"
-    """"stop" (the model ended), "length" (the token limit), or "cancelled"."""
+    """"stop" (the model ended), "length" (the token limit), or "not_covered" (the model was not asked)."""
+    verdict: Verdict = Verdict.SEEN
+    """What the answer stands for."""
+    confidence: float = 0.0
+    """Geometric mean of the probabilities of the answer's tokens, its end included, 0 - 1; 0 where the model was not
+    asked."""
+    covered_since: float = 0.0
+    """See :class:`Coverage`; like the next two."""
+    covered_until: float = 0.0
+    covered_share: float = 0.0
 
     @property
     def goal(self) -> FramePose | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from heapq import merge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,14 @@ from ros_kvstream.evaluation.processes import (
     ros_environment,
 )
 from ros_kvstream.patrol.question_plan import PlannedQuestion, left_window, plan_questions, question_moments
-from ros_kvstream.recordings.bags import ONE_CAMERA, BagSource, ImageTopic, find_image_topic, picture_size
+from ros_kvstream.recordings.bags import (
+    ONE_CAMERA,
+    BagSource,
+    ImageTopic,
+    find_image_topic,
+    picture_size,
+    read_messages,
+)
 from ros_kvstream.settings import (
     ArchiveSettings,
     MemorySettings,
@@ -84,6 +92,7 @@ ARCHIVE_SHARE = 0.5
 PENDING_PICTURES = 4
 """Small, because pending pictures are counted in the archive's small budget."""
 MAX_QUESTION_TOKENS, MAX_ANSWER_TOKENS, PATROL_ANSWER_TOKENS = 32, 64, 16
+ODOMETRY_TYPE = "nav_msgs/msg/Odometry"
 POLL = 0.02
 """Seconds between two checks for events."""
 RESPONSE_SECONDS = 120.0
@@ -137,9 +146,16 @@ class Recording:
     note: Callable[[str], None]
     """Is called with what cannot be read."""
     world: PatrolWorld | None = None
+    odometry: str = ""
+    """Topic of the robot's poses; empty: there are none."""
 
     def messages(self) -> Iterator[tuple[float, RawMessage]]:
-        """Yield (stamp in seconds, serialized image) of the played part."""
+        """Yield (header stamp or receive time in seconds, serialized message) of images and odometry, in order."""
+        poses = read_messages(self.path, (self.odometry,), self.note) if self.odometry else ()
+        stamped = ((message.received / 1e9, message) for message in poses)
+        return merge(self._images(), stamped, key=lambda found: found[1].received)
+
+    def _images(self) -> Iterator[tuple[float, RawMessage]]:
         first: int | None = None
         for stamp, _, message in BagSource(self.path, ((ONE_CAMERA, self.topic.name),)).messages(self.note):
             first = message.received if first is None else first
@@ -223,7 +239,7 @@ def open_recording(settings: DemoSettings, console: Console) -> Recording:
         period = topic.seconds / max(1, topic.frames - 1)
         return Recording(settings.bag, topic, max(1, int(share * topic.frames)), settings.seconds, period, note)
 
-    from ros_kvstream.patrol.bags import write_bag
+    from ros_kvstream.patrol.bags import ODOMETRY, write_bag
     from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 
     frames = round((settings.seconds or PATROL_SECONDS) * PATROL_RATE_HZ)
@@ -234,7 +250,7 @@ def open_recording(settings: DemoSettings, console: Console) -> Recording:
     shutil.rmtree(path, ignore_errors=True)
     with console.status(f"Generating a patrol of {frames} pictures"):
         write_bag(world, path, topic="/camera/image_raw")
-    return Recording(path, find_image_topic(path), frames, 0.0, 1.0 / PATROL_RATE_HZ, note, world)
+    return Recording(path, find_image_topic(path), frames, 0.0, 1.0 / PATROL_RATE_HZ, note, world, ODOMETRY)
 
 
 def choose_budget(model: VideoLanguageModel, settings: DemoSettings, recording: Recording) -> Budget:
@@ -305,6 +321,8 @@ def node_command(settings: DemoSettings, recording: Recording, budget: Budget) -
         "memory.max_answer_tokens": str(recording.answer_tokens),
         "camera.transport": recording.topic.transport,
     }
+    if recording.odometry:
+        parameters |= {"pose.source": "topic", "pose.topic": recording.odometry}
     command = [sys.executable, "-m", "ros_kvstream.node.main", "--ros-args"]
     command += ["-r", f"image:={recording.topic.played_as.removesuffix('/compressed')}"]
     return command + [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
@@ -335,7 +353,8 @@ def play_and_report(
         player = client.make_player(node, {ONE_CAMERA: recording.topic}, clock=True)
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("playing", total=recording.frames, figures="")
-            for event in play_and_ask(node, player, recording.messages(), client, plan, recording.period):
+            publish = pose_publisher(client, recording)
+            for event in play_and_ask(node, player, recording.messages(), client, plan, recording.period, publish):
                 if isinstance(event, Reply):
                     left = left_window(event.planned, stamps, budget.window)
                     entry = question_report(event, is_correct(event, stamps), left)
@@ -360,6 +379,16 @@ def play_and_report(
     }
 
 
+def pose_publisher(client: NodeClient, recording: Recording) -> Callable[[bytes], None] | None:
+    """Function that publishes a serialized message of the recording's odometry; None where there is none."""
+    if not recording.odometry:
+        return None
+    from nav_msgs.msg import Odometry
+
+    publisher = client.node.create_publisher(Odometry, recording.odometry, 50)
+    return lambda data: publisher.publish(data)  # type: ignore[arg-type, unused-ignore]
+
+
 def plan_without_answers(texts: Sequence[str], frames: int) -> list[PlannedQuestion]:
     """Distribute questions with unknown answers over the later part of a stream of this many frames."""
     moments = question_moments(len(texts), frames)
@@ -376,15 +405,16 @@ class PlayedFrame:
 
 def play_and_ask(
     node: Process, player: Player, messages: Iterable[tuple[float, RawMessage]], client: NodeClient,
-    plan: Sequence[PlannedQuestion], period: float,
+    plan: Sequence[PlannedQuestion], period: float, publish_pose: Callable[[bytes], None] | None = None,
 ) -> Iterator[PlayedFrame | Reply]:  # fmt: skip
     """Ask the questions one after the other, each half a frame period after its frame; yields frames and replies.
 
-    :param messages: (stamp in seconds, message) of each frame; :param period: seconds between two frames.
+    :param messages: (stamp in seconds, message) of each frame, and messages of odometry where ``publish_pose`` takes
+        them; :param period: seconds between two frames.
     :raises ProcessError: when the node ends too early or does not respond.
     """
-    frames = enumerate(messages)
-    upcoming = next(frames, None)
+    played, index = iter(messages), -1
+    upcoming = next(played, None)
     waiting = deque(plan)
     pending: tuple[PlannedQuestion, Future[Query.Response]] | None = None
     asked, due = 0.0, math.inf
@@ -392,10 +422,13 @@ def play_and_ask(
         node.check()
         if upcoming is None:
             time.sleep(POLL)
-        elif player.wait(upcoming[1][1], POLL):
-            index, (stamp, message) = upcoming
+        elif player.wait(upcoming[1], POLL):
+            (stamp, message), upcoming = upcoming, next(played, None)
+            if publish_pose is not None and message.type == ODOMETRY_TYPE:
+                publish_pose(message.data)
+                continue
+            index += 1
             player.publish(ONE_CAMERA, message)
-            upcoming = next(frames, None)
             if waiting and due == math.inf and index >= waiting[0].at:
                 due = time.monotonic() + period / 2
             yield PlayedFrame(index, stamp)

@@ -73,9 +73,17 @@ def question_report(reply: Reply, correct: bool | None, left_window: bool | None
             for frame in response.evidence
         ],
     }
+    if response.has_goal:
+        entry["goal"] = {"frame_id": response.goal.header.frame_id, "position": goal_position(response)}
     if not response.success:
         entry["message"] = response.message
     return entry
+
+
+def goal_position(response: Query.Response) -> list[float]:
+    """x, y, z of the goal of an answer, metres."""
+    position = response.goal.pose.position
+    return [float(position.x), float(position.y), float(position.z)]
 
 
 def memory_report(stats: KvStats, process_bytes: int) -> dict[str, int]:
@@ -134,6 +142,9 @@ def show_reply(console: Console, reply: Reply, entry: dict[str, Any], start: flo
     if entry["left_window"]:
         age = entry["asked_at"] - max(reply.planned.evidence)
         console.print(f"{indent}[magenta]last seen {age:.1f} s earlier; a sliding window holds {window:.1f} s[/]")
+    if response.has_goal:
+        x, y, _ = goal_position(response)
+        console.print(f"{indent}[cyan]goal: x {x:.2f} m, y {y:.2f} m in {escape(response.goal.header.frame_id)}[/]")
     shown = response.evidence[:SHOWN_EVIDENCE]
     when = {id(frame): f"{seconds_of(frame.stamp) - start:.1f} s {frame.camera}" for frame in shown}
     for frame in shown:

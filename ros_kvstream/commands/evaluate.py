@@ -24,6 +24,7 @@ from ros_kvstream.evaluation.episodes import Episode, bag_episodes, patrol_episo
 from ros_kvstream.evaluation.executors import EXECUTORS, Runner, run_ray
 from ros_kvstream.evaluation.grid import Cell, Job, Override, make_grid, make_jobs, read_cell
 from ros_kvstream.evaluation.results import ResultsFolder
+from ros_kvstream.evaluation.scoring import Place
 from ros_kvstream.evaluation.summary import summarise
 from ros_kvstream.settings import require, require_finite
 
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--camera", action="append", default=[], metavar="NAME=TOPIC", help="image topic; repeatable (all)"
     )
+    what.add_argument(
+        "--pose", default="auto", metavar="SOURCE",
+        help="where the frames were taken: none, tf, a topic (Odometry, PoseStamped, PoseWithCovarianceStamped), or "
+        "auto: tf if it connects the camera with the map, else the only such topic (auto)",
+    )  # fmt: skip
     what.add_argument("--start", type=float, default=0.0, help="read the recordings from this second on")
     what.add_argument("--duration", type=float, default=0.0, help="number of seconds to read (to the end)")
     what.add_argument("--patrol", type=int, default=0, metavar="N", help="N patrol streams with known answers instead")
@@ -124,7 +130,10 @@ def plan_episodes(options: argparse.Namespace) -> tuple[list[Episode], str, list
         if options.questions is None:
             raise SettingsError("--questions: give the file that holds the questions about the recordings")
         cameras = [_split(text, "--camera", "NAME=TOPIC") for text in options.camera]
-        episodes = bag_episodes(options.bags, options.questions, cameras, options.start, options.duration)
+        episodes = bag_episodes(options.bags, options.questions, cameras, options.start, options.duration, options.pose)
+        asked = [question for episode in episodes for question in episode.questions]
+        if options.live and any(question.near or isinstance(question.expected, Place) for question in asked):
+            raise SettingsError("--live plays the images alone: ask about places without it")
         return episodes, "questions", []
     require(options.questions is None, "--questions", options.questions, "given together with a BAG")
     if options.patrol:

@@ -314,7 +314,7 @@ def _silence_camera(soak: Soak) -> None:
 def _ask_invalid_questions(soak: Soak) -> None:
     soak.ask("", expected=False)
     soak.ask("what is there?", expected=False, max_new_tokens=-5)
-    soak.ask("what is there?", expected=False, camera="nowhere")
+    soak.ask("what is there?", camera="nowhere")  # answered in words: nothing is remembered of it
     soak.ask("{0} %s %n \\x00 ../../etc/passwd", expected=False, timeout_s=float("nan"))
 
 

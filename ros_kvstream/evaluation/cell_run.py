@@ -17,6 +17,7 @@ from ros_kvstream.errors import BudgetError, CapacityError, FrameError, NonFinit
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
+from ros_kvstream.evaluation.scoring import Place
 from ros_kvstream.recordings.frame_sources import FrameStore
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ TRACE_POINTS = 120
 """Maximum number of points in a run's trace of memory and time."""
 LATE_SECONDS = 1.0
 """A question is still asked when the stream ended this long before its time; later ones are not."""
+PATH_POINTS = 1000
+"""Maximum number of points of the robot's path, about."""
 ANSWER_MEMORY = ("budget_bytes", "used_bytes", "archive_bytes", "frames_remembered")
 """Memory figures that an answer's line has."""
 UNTRAINED = "the model has no weights: they are random, and its answers are meaningless"
@@ -47,7 +50,7 @@ class RunResult:
 def start_result(job: Job) -> RunResult:
     """Return the record of a run that has not failed yet."""
     return RunResult({"run": job.key, "cell": job.cell.data(), "episode": job.episode.name, "status": "done",
-                      "reason": "", "trace": []})  # fmt: skip
+                      "reason": "", "trace": [], "path": []})  # fmt: skip
 
 
 def refuse(result: RunResult, error: Exception) -> None:
@@ -88,7 +91,7 @@ def run_job(job: Job, model: VideoLanguageModel, store: FrameStore, progress: Pr
 def _stream(memory: VideoMemory, job: Job, store: FrameStore, result: RunResult, progress: Progress) -> None:
     """Observe the frames and ask the questions in the order of time."""
     questions, source = QuestionQueue(job), job.episode.source
-    every = max(1, (source.count() or TRACE_POINTS) // TRACE_POINTS)
+    every, step = (max(1, (source.count() or points) // points) for points in (TRACE_POINTS, PATH_POINTS))
     process, times = psutil.Process(), list[float]()
 
     def sample() -> None:
@@ -105,8 +108,10 @@ def _stream(memory: VideoMemory, job: Job, store: FrameStore, result: RunResult,
         for question in questions.due_before(frame.stamp):
             ask(question)
         started = time.perf_counter()
-        memory.observe(frame.picture, frame.stamp, frame.camera)
+        memory.observe(frame.picture, frame.stamp, frame.camera, frame.pose)
         times.append(1e3 * (time.perf_counter() - started))
+        if frame.pose is not None and questions.frames % step == 0:
+            result.run["path"].append([frame.stamp, *frame.pose.base.position[:2]])
         questions.count_frame(frame.stamp)
         if questions.frames % every == 0:
             sample()
@@ -131,22 +136,32 @@ def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQ
         return line
     since, until = questions.limits(question)
     try:
-        answer = memory.ask(question.prompt, camera=question.camera, since=since, until=until)
+        answer = memory.ask(
+            question.prompt, camera=question.camera, since=since, until=until, near=question.near,
+            radius=question.radius,
+        )  # fmt: skip
     except (QuestionError, NonFiniteError) as error:
         return line | {"error": str(error), "correct": False}
     evidence = [
         {"stamp": frame.stamp, "stamp_end": frame.stamp_end, "camera": frame.camera, "score": frame.score,
-         "kept_share": frame.kept_share, "ranks": frame.ranks}
+         "kept_share": frame.kept_share, "ranks": frame.ranks,
+         "position": list(frame.pose.base.position) if frame.pose else None}
         for frame in answer.evidence
     ]  # fmt: skip
+    goal = list(answer.goal.base.position) if answer.goal else None
     return line | {
         "answer": answer.text,
         "finish_reason": answer.finish_reason,
+        "verdict": answer.verdict.value,
+        "confidence": answer.confidence,
+        "covered_share": answer.covered_share,
         "asked_at": answer.asked_at,
         "evidence": evidence,
         "latency": dataclasses.asdict(answer.latency),
         "memory": {name: getattr(answer.memory, name) for name in ANSWER_MEMORY},
-        "correct": question.expected.accepts(answer.text),
+        "goal": goal,
+        "error_m": question.expected.error(goal) if isinstance(question.expected, Place) else None,
+        "correct": question.expected.right(answer.text, goal),
     }
 
 

@@ -16,6 +16,8 @@ from ros_kvstream.evaluation.question_files import EvaluationQuestion, read_ques
 from ros_kvstream.evaluation.scoring import Exact
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.patrol.questions import KINDS
+from ros_kvstream.poses import FramePose, map_segment
+from ros_kvstream.recordings.bag_poses import AUTO
 from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.recordings.frame_sources import FrameSource, StreamFrame
 from ros_kvstream.settings import require, require_finite
@@ -23,6 +25,7 @@ from ros_kvstream.settings import require, require_finite
 PATROL_RATE_HZ = 2.0
 PATROL_START = 1000.0
 """Stamp of a patrol's first frame, seconds."""
+PATROL_MAP = map_segment("odom", "patrol")
 EARLIEST = 0.3
 """Share of a patrol that passes before its first question, so that there is something to remember."""
 
@@ -73,8 +76,10 @@ class PatrolSource:
 
     def frames(self, note: Callable[[str], None]) -> Iterator[StreamFrame]:
         """Render every frame."""
-        for frame in PatrolWorld(self.settings):
-            yield StreamFrame(frame.stamp, "camera", frame.picture)
+        world = PatrolWorld(self.settings)
+        for frame in world:
+            pose = world.pose(frame.index)
+            yield StreamFrame(frame.stamp, "camera", frame.picture, FramePose(PATROL_MAP, pose, pose))
 
 
 def patrol_episodes(streams: int, seconds: float, questions: int, seed: int = 0) -> list[Episode]:
@@ -109,13 +114,18 @@ def _patrol(settings: PatrolSettings, count: int) -> Episode:
 
 
 def bag_episodes(
-    bags: Sequence[Path], questions: Path, cameras: Sequence[tuple[str, str]], start: float, duration: float
+    bags: Sequence[Path],
+    questions: Path,
+    cameras: Sequence[tuple[str, str]],
+    start: float,
+    duration: float,
+    poses: str = AUTO,
 ) -> list[Episode]:
     """Return bags with the questions of a file; a question belongs to the bag that it names, or to all."""
     if missing := [str(path) for path in bags if not path.exists()]:
         raise SettingsError(f"BAG: no such file or folder: {', '.join(missing)}")
     asked = read_questions(questions)
-    sources = [BagSource(path, tuple(cameras), start, duration) for path in bags]
+    sources = [BagSource(path, tuple(cameras), start, duration, poses) for path in bags]
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
         raise SettingsError(f"BAG: two recordings have the same name: {', '.join(names)}")

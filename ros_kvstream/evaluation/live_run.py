@@ -28,7 +28,7 @@ from ros_kvstream.evaluation.cell_run import (
 from ros_kvstream.evaluation.grid import Job
 from ros_kvstream.evaluation.processes import Process, ProcessError, ProcessGroup, free_domain, ros_environment
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
-from ros_kvstream.node.messages import to_seconds, to_stamp
+from ros_kvstream.node.messages import VERDICTS, to_seconds, to_stamp
 from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.recordings.replay import Player
 from ros_kvstream.settings import ModelSettings
@@ -168,13 +168,18 @@ def response_fields(response: Any) -> dict[str, Any]:
     return {
         "answer": response.answer,
         "finish_reason": response.finish_reason,
+        "verdict": next(verdict.value for verdict, number in VERDICTS.items() if number == response.verdict),
+        "confidence": response.confidence,
+        "covered_share": response.covered_share,
         "asked_at": to_seconds(response.asked_at),
         "evidence": [
             {"stamp": to_seconds(frame.stamp), "stamp_end": to_seconds(frame.stamp_end), "camera": frame.camera,
              "score": frame.score, "kept_share": frame.kept_share,
-             "ranks": dict(zip(frame.experts, map(int, frame.ranks), strict=True))}
+             "ranks": dict(zip(frame.experts, map(int, frame.ranks), strict=True)), "position": None}
             for frame in response.evidence
         ],
+        "goal": None,  # no poses are played
+        "error_m": None,
         "latency": {name: getattr(latency, name) for name in latency.get_fields_and_field_types()},
         "memory": {name: int(getattr(response.memory, name)) for name in ANSWER_MEMORY},
     }  # fmt: skip

@@ -3,8 +3,8 @@
 
 Besides ``text`` and ``expected`` a question can have ``at`` (seconds; it is asked after the last frame that is not
 newer), ``evidence`` (when the answer was in view), ``kind`` (now | before; derived from the evidence by default),
-``camera``, ``since``, ``until`` (which frames it may look at), ``task`` (its group in the report), ``bag`` (the
-recording that it is about) and ``id``. docs/evaluation.md shows a whole file.
+``camera``, ``since``, ``until``, ``near`` and ``radius`` (which frames it may look at), ``task`` (its group in the
+report), ``bag`` (the recording that it is about) and ``id``. docs/evaluation.md shows a whole file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from ros_kvstream.errors import SettingsError
-from ros_kvstream.evaluation.scoring import LETTERS, Choice, Expectation, read_expectation
+from ros_kvstream.evaluation.scoring import LETTERS, Choice, Expectation, numbers, read_expectation
 
 KINDS = ("now", "before")
 """Whether the newest frame holds the answer."""
@@ -27,7 +27,8 @@ CLOCKS = ("stream", "header")
 """Times in seconds after the first frame, or header stamps."""
 NOW_SECONDS = 1.0
 """A question without a kind is about now when its evidence is at most this old."""
-_KEYS = ("at", "bag", "camera", "evidence", "expected", "id", "kind", "since", "task", "text", "until")
+_KEYS = ("at", "bag", "camera", "evidence", "expected", "id", "kind", "near", "radius", "since", "task", "text",
+         "until")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class EvaluationQuestion:
     """Whether the text is the complete prompt, without choices added to it."""
     tags: tuple[tuple[str, str], ...] = ()
     """What a benchmark's scores are split by, besides the task."""
+    near: tuple[float, float, float] | None = None
+    """Only frames that were taken within ``radius`` of this point of the map, metres; None: anywhere."""
+    radius: float = 0.0
 
     def stamp(self, time: float, first: float) -> float:
         """Header stamp of a time of this question, seconds.
@@ -151,7 +155,25 @@ def _question(entry: object, where: str, clock: str) -> EvaluationQuestion:
     camera, task, bag = (str(entry.get(name) or "") for name in ("camera", "task", "bag"))
     since, until = (_seconds(entry.get(name), f"{where}: {name}", 0.0) for name in ("since", "until"))
     name = str(entry.get("id") or where.rpartition(", ")[2])
-    return EvaluationQuestion(name, at, text, expected, evidence, kind, camera, since, until, clock, task, bag)
+    near, radius = _surroundings(entry, where)
+    return EvaluationQuestion(name, at, text, expected, evidence, kind, camera, since, until, clock, task, bag,
+                              near=near, radius=radius)  # fmt: skip
+
+
+def _surroundings(entry: Mapping[Any, Any], where: str) -> tuple[tuple[float, float, float] | None, float]:
+    """``near`` and ``radius`` of a question, which go together."""
+    if ("near" in entry) != ("radius" in entry):
+        raise SettingsError(f"{where}: near and radius go together; only one of them is given")
+    if "near" not in entry:
+        return None, 0.0
+    try:
+        x, y, z = numbers(entry["near"], "near", 3)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from error
+    radius = entry["radius"]
+    if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
+        raise SettingsError(f"{where}: radius = {radius!r}: must be metres above 0")
+    return (x, y, z), float(radius)
 
 
 def _check_choice(value: object, choices: Sequence[str], what: str) -> None:

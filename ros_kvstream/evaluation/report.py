@@ -37,6 +37,8 @@ CAPTIONS = {
                "Share of the questions about before with a frame of the true evidence among those looked at."),
     "latency": ("Latency against length", "All budgets of a policy together; medians over equal numbers of points."),
     "memory": ("Memory over time", "Arena and archive together over the longest stream; dotted: the budget."),
+    "path": ("Where", "The robot's path, dark at first and light at last, and where the first evidence of each answer "
+             "was taken, in the first memory of the table."),
 }  # fmt: skip
 Moment = tuple[str, str, float]
 """(stream, camera or "" for any, header stamp)."""

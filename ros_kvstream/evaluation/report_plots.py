@@ -52,7 +52,7 @@ def draw(summaries: Sequence[CellSummary], folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     plots: dict[str, Callable[[Sequence[CellSummary]], Figure | None]] = {
         "accuracy": accuracy_by_budget, "age": accuracy_by_age, "recall": evidence_found,
-        "latency": times_by_length, "memory": memory_over_time,
+        "latency": times_by_length, "memory": memory_over_time, "path": paths,
     }  # fmt: skip
     with matplotlib.rc_context(_STYLE):
         for name, plot in plots.items():
@@ -266,3 +266,34 @@ def _plot_memory(axes: Axes, run: Mapping[str, Any], style: dict[str, Any], arch
     drawn = [float(np.asarray(line.get_ydata())[0]) for line in axes.lines if line.get_color() == CAP]
     if not any(abs(value - cap) < 1e-3 for value in drawn):
         axes.axhline(cap, color=CAP, linewidth=1.2, linestyle=":", label="" if drawn else "budget")
+
+
+def paths(summaries: Sequence[CellSummary]) -> Figure | None:
+    """Path of the robot in the first streams with poses, and where the first evidence of every answer was taken."""
+    runs = {run["episode"]: (run, summary)
+            for summary in reversed(summaries) for run in summary.runs if run.get("path")}  # fmt: skip
+    if not runs:
+        return None
+    chosen = list(runs.items())[:MOST_PANELS]
+    figure, panels = _panels(len(chosen), max(4.2, 3.6 * len(chosen)), 4.0)
+    for axes, (episode, (run, summary)) in zip(panels, chosen, strict=True):
+        stamps, x, y = np.array(run["path"]).T
+        axes.plot(x, y, color=GRID, linewidth=1.0, zorder=1)
+        axes.scatter(x, y, c=stamps, s=4, cmap="viridis", zorder=2)
+        for right, marker, colour in ((True, "o", INK), (False, "X", CAP)):
+            places = [position for line in summary.lines if line["episode"] == episode and line["correct"] is right
+                      if (position := _first_position(line)) is not None]  # fmt: skip
+            if places:
+                label = "evidence of right answers" if right else "evidence of wrong answers"
+                at = np.array(places)
+                axes.scatter(at[:, 0], at[:, 1], marker=marker, s=46, facecolors="none" if right else colour,
+                             edgecolors=colour, linewidths=1.2, zorder=3, label=label)  # fmt: skip
+        axes.set(title=episode, xlabel="x, m", ylabel="y, m")
+        axes.set_aspect("equal", adjustable="datalim")
+    _legend(figure, panels)
+    return figure
+
+
+def _first_position(line: Mapping[str, Any]) -> list[float] | None:
+    """Position of the first frame of the evidence that has one."""
+    return next((frame["position"] for frame in line["evidence"] if frame.get("position")), None)

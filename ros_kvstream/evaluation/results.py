@@ -58,7 +58,7 @@ def score_again(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of the results with ``correct`` recomputed from the answer and the expectation."""
     if line["answer"] is None:
         return dict(line)
-    return {**line, "correct": read_expectation(line["expected"]).accepts(line["answer"])}
+    return {**line, "correct": read_expectation(line["expected"]).right(line["answer"], line.get("goal"))}
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected answers: exact words, one of several, a choice, a pattern, or a number within a tolerance."""
+"""Expected answers: exact words, one of several, a choice, a pattern, a number within a tolerance, or a place."""
 
 from __future__ import annotations
 
@@ -66,7 +66,14 @@ class Expectation(ABC):
 
     @abstractmethod
     def accepts(self, answer: str) -> bool:
-        """Return whether the answer is right."""
+        """Return whether the answer's text is right."""
+
+    def right(self, answer: str, goal: Sequence[float] | None) -> bool:
+        """Return whether an answer is right.
+
+        :param goal: position of the answer's goal, x, y, z in metres; None where it has none.
+        """
+        return self.accepts(answer)
 
     def text(self) -> str:
         """The expected answer for people."""
@@ -264,6 +271,39 @@ class Number(Expectation):
         return f"{self.value:g}" + (f" ± {self.tolerance:g}" if self.tolerance else "")
 
 
+@dataclass(frozen=True)
+class Place(Expectation):
+    """A place in the map: the answer's goal is within a distance of it; the text does not count."""
+
+    place: tuple[float, float]
+    """x, y in metres."""
+    within: float
+    """Metres."""
+    form: ClassVar[str] = "place"
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.place)) or not 0 < self.within < math.inf:
+            raise SettingsError(f"expected: place = {list(self.place)!r}, within = {self.within!r}: need finite metres "
+                                "x and y, and a distance above 0")  # fmt: skip
+
+    def accepts(self, answer: str) -> bool:
+        """No text alone is a place."""
+        return False
+
+    def right(self, answer: str, goal: Sequence[float] | None) -> bool:
+        """Compare the goal with the place."""
+        error = self.error(goal)
+        return error is not None and error <= self.within
+
+    def error(self, goal: Sequence[float] | None) -> float | None:
+        """Distance of a goal from the place, metres; None without a goal."""
+        return None if goal is None else math.dist(goal[:2], self.place)
+
+    def text(self) -> str:
+        """Coordinates and distance."""
+        return "({:g}, {:g})".format(*self.place) + f" ± {self.within:g} m"
+
+
 def first_number(text: str) -> float | None:
     """The first number in a text, in digits or as an English word up to twelve; None where there is none."""
     match = _NUMBER.search(text.lower().replace(",", ""))
@@ -272,7 +312,7 @@ def first_number(text: str) -> float | None:
     return float(_NUMBER_WORDS.index(match[0])) if match[0] in _NUMBER_WORDS else float(match[0])
 
 
-FORMS: dict[str, type[Expectation]] = {kind.form: kind for kind in (Exact, OneOf, Choice, Pattern, Number)}
+FORMS: dict[str, type[Expectation]] = {kind.form: kind for kind in (Exact, OneOf, Choice, Pattern, Number, Place)}
 """Forms that ``expected`` can have."""
 
 
@@ -306,6 +346,9 @@ def read_expectation(value: object) -> Expectation:
         return Number(_number(value["number"], "number"), _number(value.get("tolerance", 0.0), "tolerance"))
     if form == "one_of":
         return OneOf(_texts(value["one_of"], "one_of"))
+    if form == "place":
+        x, y = numbers(value["place"], "expected: place", 2)
+        return Place((x, y), _number(value.get("within", 1.0), "within"))
     return {"exact": Exact, "regex": Pattern}[form](_text(value[form], form))
 
 
@@ -327,3 +370,13 @@ def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SettingsError(f"expected: {name} = {value!r}: must be a number")
     return float(value)
+
+
+def numbers(value: object, what: str, count: int) -> tuple[float, ...]:
+    """Read a list of finite numbers; raises SettingsError that names the value."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != count:
+        raise SettingsError(f"{what} = {value!r}: must be a list of {count} numbers, metres")
+    found = tuple(_number(item, what) for item in value)
+    if not all(map(math.isfinite, found)):
+        raise SettingsError(f"{what} = {value!r}: must be finite")
+    return found

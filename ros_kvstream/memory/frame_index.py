@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError
 from ros_kvstream.poses import FramePose, Pose
@@ -53,6 +57,8 @@ class FrameIndex:
         self._records: dict[int, FrameRecord] = {}
         self._cameras: dict[str, int] = {}
         self._next_id = first_id
+        self.first_stamp = math.inf
+        """Lowest stamp of all frames since the last clear, remembered or not, seconds; infinite before the first."""
         self.map = ""
         """Segment of the map of the newest pose; poses of other segments cannot be compared with it."""
 
@@ -75,6 +81,10 @@ class FrameIndex:
         """Ids of all cameras seen so far, by name."""
         return dict(self._cameras)
 
+    def cameras_remembered(self) -> set[str]:
+        """Names of the cameras of the remembered frames."""
+        return {record.camera for record in self._records.values()}
+
     def camera_id(self, camera: str) -> int:
         """The id of a camera, assigned at first use."""
         if camera not in self._cameras and len(self._cameras) >= MAX_CAMERAS:
@@ -86,6 +96,7 @@ class FrameIndex:
         record = FrameRecord(self._next_id, stamp, stamp, camera, tokens, segment, time)
         self._records[record.frame_id] = record
         self._next_id += 1
+        self.first_stamp = min(self.first_stamp, stamp)
         return record
 
     def set_prefilled(self, frame_id: int, tokens: int) -> None:
@@ -149,14 +160,26 @@ class FrameIndex:
             and (scope.near is None or _in_place(record, scope))
         ]
 
+    def time_spans(self, frame_ids: Iterable[int]) -> NDArray[np.float64]:
+        """First and last stamp of each of these frames, seconds [frames, 2]."""
+        spans = [(self._records[frame].stamp, self._records[frame].stamp_end) for frame in frame_ids]
+        return np.array(spans, dtype=np.float64).reshape(-1, 2)
+
     def clear(self) -> None:
         """Remove all frames; ids, cameras and the map continue, so that evidence of removed frames is unambiguous."""
         self._records = {}
+        self.first_stamp = math.inf
 
     def state_dict(self) -> dict[str, Any]:
         """Records, cameras and the next id; values that JSON can hold."""
         records = [asdict(record) for record in self._records.values()]
-        return {"records": records, "cameras": dict(self._cameras), "next_id": self._next_id, "map": self.map}
+        return {
+            "records": records,
+            "cameras": dict(self._cameras),
+            "next_id": self._next_id,
+            "map": self.map,
+            "first_stamp": self.first_stamp if math.isfinite(self.first_stamp) else None,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state_dict()``; an id that this index has given out is never given again."""
@@ -164,6 +187,7 @@ class FrameIndex:
         self._cameras = dict(state["cameras"])
         self._next_id = max(self._next_id, state["next_id"])
         self.map = state["map"]
+        self.first_stamp = math.inf if state["first_stamp"] is None else state["first_stamp"]
 
 
 def _in_place(record: FrameRecord, scope: Scope) -> bool:

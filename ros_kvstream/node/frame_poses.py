@@ -22,6 +22,11 @@ MAX_WAITING = 1024
 GRACE_SECONDS = 0.5
 """How much longer than ``pose.max_age_s`` after its arrival a frame waits for its pose."""
 
+LOOK_SECONDS = 0.002
+"""Looking for the poses of all waiting frames may take this long at any time; after longer looks there is a pause."""
+LOOK_SHARE = 0.1
+"""Largest share of the worker's time that looks longer than LOOK_SECONDS take, as for frames unknown to tf."""
+
 
 class PlacedMemory(Protocol):
     """What is needed of a VideoMemory."""
@@ -58,6 +63,8 @@ class FramePoses:
         self._noted: tuple[float, str] | None = None
         self._compared = False
         """Whether the maps in the memory were compared with the present segment."""
+        self._next_look = 0.0
+        """When the waiting frames are looked for again, seconds of a monotonic clock."""
         self._begin_segment()
 
     # -- from any thread --------------------------------------------------------------------------------------------
@@ -91,18 +98,28 @@ class FramePoses:
     def resolve(self, memory: PlacedMemory) -> None:
         """Place every frame whose pose is known now; give those up that have waited too long.
 
-        When the memory raises an error, the remaining frames keep waiting.
+        When the memory raises an error, the remaining frames keep waiting. Does nothing shortly after a look at many
+        frames in vain, which would take most of the worker's time.
         """
         now = time.monotonic()
+        while len(self._waiting) > MAX_WAITING:
+            self._settle(memory, final=True)
+        if now < self._next_look:
+            return
         for _ in range(len(self._waiting)):
-            final = len(self._waiting) > MAX_WAITING or self._waiting[0].given_up <= now
-            frame = self._waiting.popleft()
-            pose = self._decide(frame, final)
-            if pose is not None:
-                memory.place(frame.frame_id, frame.query.stamp, pose)
-                if not self._compared:  # an archive is opened with the first frame
-                    self._compared = True
-                    self.compare_maps(memory)
+            self._settle(memory, final=self._waiting[0].given_up <= now)
+        end = time.monotonic()
+        self._next_look = end + (end - now) * (1 / LOOK_SHARE - 1) if end - now > LOOK_SECONDS else 0.0
+
+    def _settle(self, memory: PlacedMemory, final: bool) -> None:
+        """Place the frame that has waited longest, or let it wait again; ``final``: give it up instead."""
+        frame = self._waiting.popleft()
+        pose = self._decide(frame, final)
+        if pose is not None:
+            memory.place(frame.frame_id, frame.query.stamp, pose)
+            if not self._compared:  # an archive is opened with the first frame
+                self._compared = True
+                self.compare_maps(memory)
 
     def _decide(self, frame: _WaitingFrame, final: bool) -> FramePose | None:
         """Return the pose of a frame, count it or why there is none, or let the frame wait again."""

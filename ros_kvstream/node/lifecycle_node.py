@@ -28,6 +28,7 @@ from ros_kvstream.node.kept_tokens import KeptTokens
 from ros_kvstream.node.messages import to_seconds
 from ros_kvstream.node.metrics import Metrics
 from ros_kvstream.node.parameters import NodeParameters
+from ros_kvstream.node.place_markers import PlaceMarkers
 from ros_kvstream.node.reporting import Heartbeat, Reporter
 from ros_kvstream.node.services import Services, finished
 from ros_kvstream.node.session import NodeStatus, Session, make_session
@@ -73,7 +74,9 @@ class KvStreamNode(LifecycleNode):
             self._new_settings)
         self.metrics = Metrics()
         self._reporter = Reporter(self, self.parameters, self.metrics)
-        self._endpoints = Services(self, self.parameters, self.status, self._reporter)
+        self._place_markers = PlaceMarkers(self)
+        self._endpoints = Services(
+            self, self.parameters, self.status, self._reporter, lambda memory: self._place_markers.draw(memory.places))
         self._kept_tokens = KeptTokens(self)
         self._faults_in_a_row = 0
         self.released = False
@@ -326,6 +329,7 @@ class KvStreamNode(LifecycleNode):
         self._faults_in_a_row = 0
         self._reporter.observed(frame, observation)
         self._kept_tokens.observed(frame, pixels, observation, memory.kept_patches)
+        self._place_markers.observed(memory.places)
 
     def _frame_refused(self, frame: QueuedFrame, error: FrameError) -> None:
         self._reporter.refused(frame.camera, str(error))

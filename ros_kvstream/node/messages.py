@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from builtin_interfaces.msg import Time
+from geometry_msgs.msg import Point, PoseStamped, Quaternion
 from sensor_msgs.msg import CompressedImage, Image
 
 from ros_kvstream import msg, records
@@ -13,6 +14,7 @@ from ros_kvstream.node.diagnostics import Health
 from ros_kvstream.node.frame_counters import CameraCount, DropCause
 from ros_kvstream.node.pose_buffer import PoseGap
 from ros_kvstream.node.questions import Question
+from ros_kvstream.poses import Pose
 
 NANOSECONDS = 1_000_000_000
 
@@ -29,6 +31,12 @@ def to_stamp(seconds: float) -> Time:
     whole, nanoseconds = divmod(round(seconds * NANOSECONDS), NANOSECONDS)
     return Time(sec=int(whole), nanosec=int(nanoseconds))
 
+
+VERDICTS = {
+    records.Verdict.SEEN: msg.Answer.VERDICT_SEEN, records.Verdict.NOT_SEEN: msg.Answer.VERDICT_NOT_SEEN,
+    records.Verdict.NOT_COVERED: msg.Answer.VERDICT_NOT_COVERED,
+}
+"""Verdict -> its number in messages, the same in Answer, Query and Ask."""
 
 PERCENTILE_SERIES = {
     "frame_delay_percentiles_ms": "frame", "vision_percentiles_ms": "vision", "prefill_percentiles_ms": "prefill",
@@ -76,15 +84,32 @@ def _frame_counts(count: CameraCount) -> dict[str, Any]:
             "drop_counts": [count.dropped[cause.value] for cause in DropCause]}
 
 
+def pose_message(pose: Pose, frame_id: str, stamp: float = 0.0) -> PoseStamped:
+    """Build the PoseStamped message of a pose in a frame; a stamp of 0 stands for the newest transform."""
+    message = PoseStamped()
+    message.header.frame_id, message.header.stamp = frame_id, to_stamp(stamp)
+    message.pose.position = Point(**dict(zip("xyz", pose.position, strict=True)))
+    message.pose.orientation = Quaternion(**dict(zip("xyzw", pose.orientation, strict=True)))
+    return message
+
+
 def evidence_message(evidence: records.FrameEvidence) -> msg.FrameEvidence:
     """Build the FrameEvidence message."""
     experts = sorted(evidence.ranks)
-    return msg.FrameEvidence(
+    message = msg.FrameEvidence(
         frame_id=evidence.frame_id, stamp=to_stamp(evidence.stamp), stamp_end=to_stamp(evidence.stamp_end),
         camera=evidence.camera, score=float(evidence.score), kept_share=float(evidence.kept_share), experts=experts,
         ranks=[evidence.ranks[expert] for expert in experts],
         scores=[float(evidence.scores.get(expert, 0.0)) for expert in experts],
     )
+    pose, end = evidence.pose, evidence.base_end
+    if pose is not None:
+        message.has_pose = True
+        message.pose = pose_message(pose.camera, pose.frame_id, evidence.stamp)
+        message.base_pose = message.base_pose_end = pose_message(pose.base, pose.frame_id, evidence.stamp)
+        if end not in (None, pose.base):
+            message.base_pose_end = pose_message(end, pose.frame_id, evidence.stamp_end)
+    return message
 
 
 def latency_message(latency: records.LatencyBreakdown) -> msg.LatencyBreakdown:
@@ -93,12 +118,14 @@ def latency_message(latency: records.LatencyBreakdown) -> msg.LatencyBreakdown:
     return msg.LatencyBreakdown(answer_tokens=latency.answer_tokens, **{name: getattr(latency, name) for name in names})
 
 
-def question_from(request: Any, default_timeout: float) -> Question:
+def question_from(request: Any, default_timeout: float, min_confidence: float = 0.0) -> Question:
     """Convert a Query request or an Ask goal; raise QuestionError for invalid limits."""
+    point = request.near.point
     return Question(
         text=request.question, camera=request.camera, since=to_seconds(request.since), until=to_seconds(request.until),
+        near=(point.x, point.y, point.z), radius=request.radius, near_frame=request.near.header.frame_id,
         max_new_tokens=request.max_new_tokens, conversation_id=request.conversation_id,
-        timeout=default_timeout if request.timeout_s == 0.0 else request.timeout_s,
+        timeout=default_timeout if request.timeout_s == 0.0 else request.timeout_s, min_confidence=min_confidence,
     )
 
 
@@ -107,8 +134,14 @@ def fill_answer(response: Any, answer: records.Answer, memory: msg.KvStats) -> A
     response.success = True
     response.answer = answer.text
     response.finish_reason = answer.finish_reason
+    response.verdict = VERDICTS[answer.verdict]
+    response.confidence = answer.confidence
+    response.covered_since, response.covered_until = to_stamp(answer.covered_since), to_stamp(answer.covered_until)
+    response.covered_share = answer.covered_share
     response.asked_at = to_stamp(answer.asked_at)
     response.evidence = [evidence_message(evidence) for evidence in answer.evidence]
+    if answer.goal is not None:
+        response.has_goal, response.goal = True, pose_message(answer.goal.base, answer.goal.frame_id)
     response.latency = latency_message(answer.latency)
     response.memory = memory
     return response
@@ -126,9 +159,12 @@ def answer_message(request: Any, response: Any) -> msg.Answer:
     """Build the Answer message from a question and its response."""
     message = msg.Answer(
         question=request.question, camera=request.camera, since=request.since, until=request.until,
-        conversation_id=request.conversation_id, success=response.success, message=response.message,
-        answer=response.answer, finish_reason=response.finish_reason, evidence=response.evidence,
-        latency=response.latency, memory=response.memory,
+        near=request.near, radius=request.radius, conversation_id=request.conversation_id,
+        success=response.success, message=response.message, answer=response.answer,
+        finish_reason=response.finish_reason, evidence=response.evidence,
+        has_goal=response.has_goal, goal=response.goal, latency=response.latency, memory=response.memory,
+        verdict=response.verdict, confidence=response.confidence, covered_since=response.covered_since,
+        covered_until=response.covered_until, covered_share=response.covered_share,
     )
     message.header.stamp = response.asked_at
     return message

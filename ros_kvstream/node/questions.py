@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ros_kvstream.errors import QuestionCancelled, QuestionError
+from ros_kvstream.poses import Vector
 from ros_kvstream.records import Answer
 
 MAX_QUESTION_CHARACTERS = 20_000
@@ -32,6 +33,14 @@ class Question:
     """0: the limit of the memory."""
     timeout: float = 60.0
     """Seconds from now, including waiting."""
+    near: Vector | None = None
+    """Point that the frames were taken near, metres; None: anywhere."""
+    radius: float = 0.0
+    """Metres around ``near``; 0: anywhere."""
+    near_frame: str | None = None
+    """Frame id of ``near``; None: that of the map."""
+    min_confidence: float = 0.0
+    """An answer with less confidence gets the verdict NOT_SEEN, 0 - 1."""
     conversation_id: str = ""
     """Label chosen by the client and published with the answer; the model does not see earlier questions."""
 

@@ -37,8 +37,11 @@ CANCELLED = "cancelled by the client"
 class Services:
     """The node's services and its action. Handlers run in the executor thread and never raise."""
 
-    def __init__(self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter) -> None:
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters, status: NodeStatus, reporter: Reporter,
+                 replaced: Callable[[VideoMemory], None]) -> None:
+        """:param replaced: called in the worker's thread after all frames were removed, or others were loaded."""
         self._node = node
+        self._replaced = replaced
         self._parameters = parameters
         self._status = status
         self._reporter = reporter
@@ -102,7 +105,8 @@ class Services:
         """Fill a response of the service or the action, publish it on ~/answers, and return the error, if any."""
         failure: Exception | None = None
         try:
-            answer = await ask(question_from(request, self._parameters.value("query.timeout_s")))
+            timeout, least = map(self._parameters.value, ("query.timeout_s", "query.min_confidence"))
+            answer = await ask(question_from(request, timeout, least))
             self._reporter.answered(answer)
             fill_answer(response, answer, self._reporter.stats(self._status))
         except Exception as error:  # noqa: BLE001 - an exception here would end the executor
@@ -145,6 +149,7 @@ class Services:
         memory.clear()
         if (poses := self._session("clear").poses) is not None:
             poses.cleared()
+        self._replaced(memory)
 
     async def _save(self, request: MemoryFile.Request, response: MemoryFile.Response) -> MemoryFile.Response:
         """Write the memory to a file."""
@@ -159,6 +164,7 @@ class Services:
         saved = memory.load(path)
         if (poses := self._session("load").poses) is not None:
             poses.replaced(memory)
+        self._replaced(memory)
         return saved
 
     async def _transfer(self, name: str, request: MemoryFile.Request, response: MemoryFile.Response,

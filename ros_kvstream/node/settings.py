@@ -162,6 +162,9 @@ class QuerySettings:
     timeout_s: float = setting(
         60.0, "Longest time for an answer in seconds, including waiting, for queries that set no limit of their own. "
         "Generation then stops at the next token and the query fails.", 0.01, 86400.0, change=Change.RUNNING)
+    min_confidence: float = setting(
+        0.0, "Confidence below which an answer gets the verdict NOT_SEEN; its text stays. 0: never. "
+        "docs/confidence.md shows which wrong answers a value finds.", 0.0, 1.0, change=Change.RUNNING)
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,9 @@ class Worker:
                 raise QuestionCancelled(reason)
             answer = memory.ask(
                 question.text, camera=question.camera, since=question.since, until=question.until,
-                max_new_tokens=question.max_new_tokens or None, should_stop=pending.should_stop,
+                near=question.near, radius=question.radius, near_frame=question.near_frame,
+                max_new_tokens=question.max_new_tokens or None, min_confidence=question.min_confidence,
+                should_stop=pending.should_stop,
                 on_token=lambda text: self._events.token(pending, text, pending.token(text)))
             latency = replace(answer.latency, queue_ms=1e3 * (started - pending.asked))
             self._refresh_stats(memory, 0.0)

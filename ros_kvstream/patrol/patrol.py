@@ -3,26 +3,31 @@
 
 A robot drives from room to room. Its camera stands still, pans, or moves into the next room. From time to time, one to
 three objects of one kind appear in a quadrant of the picture for a few frames. All other frames are redundant except
-for sensor noise.
+for sensor noise. The robot's path (path.py) follows from the camera's moves; otherwise its position does not
+change the picture.
 
     world = PatrolWorld(PatrolSettings(seed=7, frames=96, objects=8, rate_hz=2.0, size=224))
     for frame in world:                    # lazy: one picture at a time, whatever the length
         memory.observe(frame.picture, frame.stamp)
     for question in world.questions(10):   # asked after the last frame; at=i asks after frame i
         ...                                # question.text, .answer, .kind, .when, .evidence (stamps)
+    world.pose(17)                         # where the robot was at frame 17; pose_at(stamp) at any time
 
-Equal settings give equal pictures, stamps and questions. ``world.frame(i)`` draws a single frame.
+Equal settings give equal pictures, stamps, poses and questions. ``world.frame(i)`` draws a single frame.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ros_kvstream.patrol.path import Passage, PatrolPath
 from ros_kvstream.patrol.questions import Question, make_questions
 from ros_kvstream.patrol.scene import (
     COLOURS,
@@ -37,8 +42,11 @@ from ros_kvstream.patrol.scene import (
     object_mask,
     panorama,
 )
+from ros_kvstream.poses import Pose
 from ros_kvstream.settings import require, require_finite
 
+PATH_MARGIN = 1.0
+"""Seconds before the first and after the last frame for which the path is known."""
 _NOISE_LENGTH = 1 << 20
 _EVEN_SHARE = 0.6
 """Share of the frames without a sighting that is distributed evenly between the sightings; the rest is random."""
@@ -178,24 +186,62 @@ class PatrolWorld:
             scene += self.settings.noise * _noise(key, length).reshape(size, size, 3)
         return np.clip(scene, 0, 255).astype(np.uint8)
 
+    def pose(self, index: int) -> Pose:
+        """Pose of the robot's base, and of its camera, in the map when frame ``index`` was taken.
+
+        The camera is mounted at the origin of the base and looks along its x axis.
+        """
+        return self.pose_at(self.stamp(index))
+
+    def pose_at(self, stamp: float) -> Pose:
+        """Pose of the base in the map at any time; beyond PATH_MARGIN before and after the stream, it stands still.
+
+        Between two frames it turns evenly.
+        """
+        frames = range(len(self))
+        index = min(max(bisect_right(frames, stamp, key=self.stamp) - 1, 0), len(self) - 1)
+        after = min(index + 1, len(self) - 1)
+        first, last = self.stamp(index), self.stamp(after)
+        share = min(max((stamp - first) / (last - first), 0.0), 1.0) if after > index else 0.0
+        way = (1 - share) * self._way(index) + share * self._way(after)
+        yaw = -2 * math.pi * ((self._offset + way) / PANORAMA_WIDTH % 1.0)
+        return Pose.from_euler((*self._path.position(stamp), 0.0), 0.0, 0.0, yaw)
+
     def questions(self, count: int, at: int | None = None, seed: int = 0, kinds: Sequence[str] = ()) -> list[Question]:
         """Return up to ``count`` questions as asked right after frame ``at`` (default: the last frame).
 
         :param kinds: take turns in this order; default: every kind (questions.KINDS), in random order. A kind that does
-            not apply to the stream so far is skipped.
+            not apply to the stream so far is skipped. "place" asks where the robot was; it is not among KINDS.
         """
         at = len(self) - 1 if at is None else at
         return make_questions(self, count, at, np.random.default_rng([20252, self.settings.seed, at, seed]), kinds)
 
+    @cached_property
+    def _path(self) -> PatrolPath:
+        """The path, from its own random numbers, so that pictures and questions do not depend on it."""
+        passages = [
+            Passage(self.stamp(move.first - 1), self.stamp(move.last + 1), move.enters)
+            for move in self._moves
+            if move.enters is not None
+        ]
+        start, end = self.stamp(0) - PATH_MARGIN, self.stamp(len(self) - 1) + PATH_MARGIN
+        return PatrolPath(self._rooms[0], passages, start, end, np.random.default_rng([20261, self.settings.seed]))
+
+    def _way(self, index: int) -> int:
+        """How far the camera has panned in frame ``index``, native pixels to the right."""
+        done = int(np.searchsorted(self._move_firsts, index, side="right"))
+        if done and self._moves[done - 1].last >= index:
+            move = self._moves[done - 1]
+            return int(self._ways[done - 1]) + move.speed * (index - move.first + 1)
+        return int(self._ways[done])
+
     def _background(self, index: int) -> NDArray[np.uint8]:
         """The part of the panorama in view; between two rooms, the next room slides over the previous one."""
         done = int(np.searchsorted(self._move_firsts, index, side="right"))
-        way, entering = int(self._ways[done]), None
+        way, entering = self._way(index), None
         if done and self._moves[done - 1].last >= index:
-            move = self._moves[done - 1]
             done -= 1
-            way = int(self._ways[done]) + move.speed * (index - move.first + 1)
-            entering = move
+            entering = self._moves[done]
         view = self._view(self._rooms[done], way)
         if entering is not None and entering.enters is not None:
             share = (index - entering.first + 1) / (entering.last - entering.first + 2)

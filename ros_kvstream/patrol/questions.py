@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from ros_kvstream.patrol.scene import COLOURS, NUMBERS, PLACES, ROOMS, SHAPES, Sighting
+from ros_kvstream.poses import Pose, Vector
 
 NOTHING = "nothing"
 ABSENT = "none"
@@ -23,15 +25,19 @@ class Question:
     text: str
     answer: str
     kind: str
-    """One of KINDS, or "unknown" (a question with invented words)."""
+    """One of KINDS, "place", or "unknown" (a question with invented words)."""
     when: str
     """"now" when the newest frame shows the answer, "before" otherwise."""
     evidence: tuple[float, ...]
     """Stamps of the frames that show the answer, oldest first; empty for things that never appeared."""
+    place: Vector | None = None
+    """Questions of kind "place": where the robot was in the middle of the sighting, x y z in the map, metres."""
+    moved: float = 0.0
+    """Questions of kind "place": length of the robot's way while the thing was in view, metres."""
 
 
 class World(Protocol):
-    """What questions are made from: the sightings of a stream, and stamp and room of every frame."""
+    """What questions are made from: the sightings of a stream, and stamp, room and pose of every frame."""
 
     @property
     def sightings(self) -> Sequence[Sighting]:
@@ -45,6 +51,9 @@ class World(Protocol):
 
     def room(self, index: int) -> str:
         """Name of the room in a frame."""
+
+    def pose_at(self, stamp: float) -> Pose:
+        """Pose of the robot's base at a stamp."""
 
 
 PHRASES: dict[str, tuple[str, ...]] = {
@@ -62,6 +71,9 @@ PHRASES: dict[str, tuple[str, ...]] = {
 }
 KINDS = tuple(PHRASES)
 """Every kind whose answer is in the stream."""
+PLACE = "place"
+"""Kind of questions that the place of the evidence answers; the text asks as "where" does."""
+PLACE_PHRASES = PHRASES["where"][:2]
 
 UNKNOWN_PHRASES = (
     "what colour was the {u}?", "where was the {u}?", "how many {u} were there?", "was there a {u}?",
@@ -119,6 +131,7 @@ class Asker:
             "colour": self._attribute, "where": self._attribute, "how_many": self._attribute, "room": self._attribute,
             "first": self._end, "last": self._end, "before": self._neighbour, "after": self._neighbour,
             "any": self._any, "view_now": self._view_now, "room_now": self._room_now, "unknown": self._unknown,
+            PLACE: self._place,
         }  # fmt: skip
 
     def ask(self, kind: str) -> Question | None:
@@ -194,6 +207,18 @@ class Asker:
     def _room_now(self, kind: str) -> Question | None:
         answer = f"the {self._world.room(self._at)}"
         return self._label(str(self._random.choice(PHRASES[kind])), answer, kind, (self._now,))
+
+    def _place(self, kind: str) -> Question | None:
+        """Ask where a thing was seen; a sighting that goes on counts up to now."""
+        if not self._seen:
+            return None
+        thing = self._pick(self._seen)
+        text = str(self._random.choice(PLACE_PHRASES)).replace("{x}", thing.shape)
+        stamps = tuple(self._world.stamp(frame) for frame in range(thing.first, min(thing.last, self._at) + 1))
+        poses = [self._world.pose_at(stamp) for stamp in stamps]
+        moved = sum(pose.distance(after) for pose, after in pairwise(poses))
+        middle = self._world.pose_at((stamps[0] + stamps[-1]) / 2)
+        return replace(self._label(text, thing.place, kind, stamps), place=middle.position, moved=moved)
 
     def _unknown(self, kind: str) -> Question | None:
         text = str(self._random.choice(UNKNOWN_PHRASES)).replace("{x}", str(self._random.choice(SHAPES)))

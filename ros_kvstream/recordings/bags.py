@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ros_kvstream.errors import FrameError, RecordingError
+from ros_kvstream.recordings.bag_poses import AUTO, FROM_TF, NONE, BagPoses, choose_poses, deserialize
 from ros_kvstream.recordings.bag_salvage import (
     SUFFIXES,
     RawMessage,
@@ -208,6 +209,14 @@ def header_stamp(data: bytes) -> float:
     return float(whole + nanoseconds / 1e9)
 
 
+def header_frame_id(data: bytes) -> str:
+    """Header frame_id of a serialized image message of either type; empty where it cannot be read."""
+    with suppress(struct.error, UnicodeDecodeError):
+        (length,) = struct.unpack_from("<I" if data[1] & 1 else ">I", data, HEADER_BYTES)
+        return data[HEADER_BYTES + 4 : HEADER_BYTES + 4 + length].rstrip(b"\0").decode().lstrip("/")
+    return ""
+
+
 def with_stamp(data: bytes, nanoseconds: int) -> bytes:
     """Copy of a serialized image message with another header stamp."""
     return data[:4] + struct.pack(_stamp_format(data), *divmod(nanoseconds, 10**9)) + data[HEADER_BYTES:]
@@ -255,7 +264,7 @@ def decode_image(message: RawMessage, note: Note = ignore) -> NDArray[np.uint8]:
     from ros_kvstream.node.images import image_to_rgb
 
     try:
-        decoded: Any = _types().deserialize_cdr(message.data, message.type)
+        decoded = deserialize(message)
     except Exception as error:  # noqa: BLE001 - a damaged message can fail in any way
         text = f"a message of {len(message.data)} bytes cannot be deserialized ({error_text(error)})"
         raise FrameError(text) from error
@@ -283,6 +292,8 @@ class BagSource:
     """Seconds after the bag's first image at which reading begins."""
     duration: float = 0.0
     """Seconds that are read; 0: to the end."""
+    poses: str = AUTO
+    """Where the poses of the frames come from: none, tf, a topic, or auto (tf if it connects, else the only topic)."""
 
     def __post_init__(self) -> None:
         require_finite("--start", self.start, 0.0, 1e9)
@@ -299,6 +310,7 @@ class BagSource:
         """Plain data that identifies the frames; another bag of the same name differs by its file sizes."""
         sizes = {file.name: file.stat().st_size for file in storage_files(self.path)}
         part = {"cameras": dict(self.cameras), "start": self.start, "duration": self.duration}
+        part["poses"] = self.poses
         return {"bag": self.name, "files": sizes, **part}
 
     def topics(self, note: Note = ignore) -> dict[str, ImageTopic]:
@@ -367,8 +379,7 @@ class BagSource:
 
     def _stamped(self, topics: Collection[str], note: Note) -> Iterator[tuple[float, RawMessage]]:
         """Yield (stamp, message) of every image of these topics."""
-        sizes = tuple((file, file.stat().st_size) for file in storage_files(self.path))
-        fault = stamp_fault(self.path, frozenset(topics), sizes)
+        fault = self._stamp_fault(topics)
         if fault:
             note(f"{fault}: the times of reception are used instead of the header stamps")
         for message in read_messages(self.path, topics, note):
@@ -380,6 +391,27 @@ class BagSource:
                 message = RawMessage(message.topic, message.type, message.received, data, message.encoding)
             yield header_stamp(message.data), message
 
+    def _stamp_fault(self, topics: Collection[str]) -> str:
+        sizes = tuple((file, file.stat().st_size) for file in storage_files(self.path))
+        return stamp_fault(self.path, frozenset(topics), sizes)
+
+    def _open_poses(self, note: Note) -> BagPoses | None:
+        """Reader of the poses of the part; None where it has none."""
+        read, images = partial(read_messages, self.path), {topic.name for topic in self.topics().values()}
+        by_reception = bool(self._stamp_fault(images))
+
+        def connected() -> bool:
+            for stamp, message in self._stamped(images, ignore):
+                tried = BagPoses(read, FROM_TF, self.name, by_reception=by_reception)
+                return tried.connects(stamp, header_frame_id(message.data))
+            return False
+
+        kinds = {topic: kind for topic, kind, encoding in _contents(self.path, ignore).counts if encoding == "cdr"}
+        source, text = choose_poses(self.poses, kinds, connected)
+        if text:
+            note(text)
+        return None if source == NONE else BagPoses(read, source, self.name, by_reception=by_reception)
+
     def frames(self, note: Note = ignore) -> Iterator[StreamFrame]:
         """Yield every frame of the part in the order in which the recorder received them.
 
@@ -387,12 +419,17 @@ class BagSource:
         """
         broken: dict[str, list[str]] = {}
         losses: dict[str, list[str]] = {}
+        poses = self._open_poses(note)
         for stamp, camera, message in self.messages(note):
             try:
                 picture = decode_image(message, losses.setdefault(message.topic, []).append)
-                yield StreamFrame(stamp, camera, picture)
             except FrameError as error:
                 broken.setdefault(message.topic, []).append(str(error))
+                continue
+            pose = poses.at(stamp, message.received, header_frame_id(message.data)) if poses else None
+            yield StreamFrame(stamp, camera, picture, pose)
+        if poses and (without := poses.summary()):
+            note(without)
         for topic, texts in losses.items():
             if texts:
                 note(f"{topic}: {len(texts)} images lose most of their levels; the first: {texts[0]}")
@@ -412,11 +449,3 @@ def _reader(path: Path) -> Any:
     from rosbags.rosbag2 import Reader
 
     return Reader(path)
-
-
-@cache
-def _types() -> Any:
-    """Message definitions of ROS 2 Jazzy."""
-    from rosbags.typesys import Stores, get_typestore
-
-    return get_typestore(Stores.ROS2_JAZZY)

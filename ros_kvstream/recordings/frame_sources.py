@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ros_kvstream.errors import RecordingError
+from ros_kvstream.poses import FramePose
 
 MIB = 1 << 20
 
@@ -27,6 +28,8 @@ class StreamFrame:
     camera: str
     picture: NDArray[np.uint8]
     """RGB [height, width, 3]."""
+    pose: FramePose | None = None
+    """Where it was taken; None where that is unknown."""
 
 
 class FrameSource(Protocol):

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ros_kvstream.errors import QuestionError
+from ros_kvstream.errors import NotCoveredError
 from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.archive.records import ArchivedFrame
 from ros_kvstream.memory.arena import Arena, Chunk
@@ -28,7 +28,7 @@ from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
 from ros_kvstream.retrieval.evidence import retrieved_evidence
 from ros_kvstream.retrieval.fusion import RankedFrame
 from ros_kvstream.retrieval.internal import question_queries
-from ros_kvstream.retrieval.ranking import choose_frames
+from ros_kvstream.retrieval.ranking import choose_frames, searched_order
 from ros_kvstream.retrieval.token_indices import grid_coordinates
 
 LARGE_ARCHIVE, THIN_ARENA = 4, 8
@@ -61,6 +61,8 @@ class Context:
     """Ids of the arena's frames that are visible."""
     evidence: tuple[FrameEvidence, ...]
     """The retrieved frames, best first."""
+    by_time: bool = False
+    """Whether they are ordered by time, since the question asks for the first or the last moment."""
 
 
 def build_context(stream: Stream, question: Question, start: int, capacity: int) -> Context:
@@ -69,7 +71,7 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
     The caller marks the arena before and rolls it back after the answer, or when this raises.
 
     :param start: first position of the question; :param capacity: slots for retrieved frames.
-    :raises QuestionError: when no frame passes the question's filters.
+    :raises NotCoveredError: when no frame passes the question's filters.
     """
     retrieval = stream.archive_retrieval
     if retrieval is not None:
@@ -80,10 +82,10 @@ def build_context(stream: Stream, question: Question, start: int, capacity: int)
             if context.shown or context.evidence:
                 return context
     frames = tuple(stream.frame_index.matching(question.scope))
+    if not frames:
+        raise NotCoveredError(f"no remembered frame matches {question.scope}: widen these limits")
     if not question.scope.limited:
         return Context(None, frames, ())
-    if not frames:
-        raise QuestionError(f"no remembered frame matches {question.scope}: widen these limits")
     return Context(stream.arena.visible(list(frames)), frames, ())
 
 
@@ -116,7 +118,8 @@ def _retrieve(
     if fetched or newest:
         _append(stream, retrieval, [*fetched, *newest], seen, start)
     records = {frame: (stream.frame_index[frame], share) for frame, share in present.items()}
-    return Context(visible, shown, retrieved_evidence(chosen, fetched, records, stream.frame_index.map))
+    evidence = retrieved_evidence(chosen, fetched, records, stream.frame_index.map)
+    return Context(visible, shown, evidence, searched_order(settings, question.text) in ("first", "last"))
 
 
 def _tokens(frames: Sequence[ArchivedFrame]) -> int:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence of an answer: the retrieved frames, then the frames in the arena that the question attended to most."""
+"""Evidence of an answer: the retrieved frames, and the frames in the arena that the question attended to most.
+
+The best evidence is the frame with the most attention in the middle layers. They look up what the question names; the
+first layers attend to neighbours, and the last ones prepare the answer's words.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,12 @@ from ros_kvstream.records import FrameEvidence
 from ros_kvstream.retrieval.fusion import RankedFrame
 
 MAX_EVIDENCE = 8
-"""Frames named as evidence of an answer, unless more were retrieved."""
+"""Frames named as evidence of an answer, unless as many or more were retrieved: then these and one of the arena."""
+
+
+def evidence_layers(layers: int) -> range:
+    """The middle half of a model's layers, at least one."""
+    return range(layers // 4, max(layers - layers // 4, 1))
 
 
 @torch.inference_mode()
@@ -78,14 +87,25 @@ def retrieved_evidence(
 
 
 def attended_evidence(
-    mass: Mapping[int, float], shown: Sequence[int], retrieved: Sequence[FrameEvidence], arena: Arena, index: FrameIndex
+    mass: Mapping[int, float],
+    shown: Sequence[int],
+    retrieved: Sequence[FrameEvidence],
+    arena: Arena,
+    index: FrameIndex,
+    *,
+    by_time: bool = False,
 ) -> tuple[FrameEvidence, ...]:
-    """The retrieved frames, then those of the ``shown`` ones with the most attention, MAX_EVIDENCE in all."""
+    """The retrieved frames, and those of the ``shown`` ones with the most attention, MAX_EVIDENCE in all; best first.
+
+    :param mass: share of attention by frame, by which the evidence is ordered;
+    :param by_time: the question asks which of the retrieved frames was first or last: they keep their order, before the
+        other ones.
+    """
     allowed = set(shown) - {frame.frame_id for frame in retrieved}
     kept = arena.frames_kept()
     ranked = sorted((frame for frame in mass if frame in allowed), key=lambda frame: (-mass[frame], -frame))
     evidence = list(retrieved)
-    for frame in ranked[: max(0, MAX_EVIDENCE - len(evidence))]:
+    for frame in ranked[: max(1, MAX_EVIDENCE - len(evidence))]:
         record = index[frame]
         share = min(1.0, kept.get(frame, 0.0) / max(record.tokens, 1))
         evidence.append(
@@ -93,6 +113,8 @@ def attended_evidence(
                 frame, record.stamp, record.stamp_end, record.camera, mass[frame], share, **_poses(record, index.map)
             )
         )
+    if not by_time:
+        evidence.sort(key=lambda frame: -mass.get(frame.frame_id, 0.0))
     return tuple(evidence)
 
 

@@ -34,14 +34,23 @@ ORDER_WORDS = {
     "after": "after", "later": "after", "next": "after", "following": "after", "then": "after",
 }  # fmt: skip
 """English words that mark a question of order."""
+_SEEING = "see|saw|seen|spot(?:ted)?|noticed?|observed?|find|found|meet|met|pass(?:ed)?|encounter(?:ed)?"
+_NAMED = re.compile(rf"\b(?:first|last) (?:{_SEEING}) (?:the|an?|any|my|your|our|his|her|their|this|that)\b")
+"""Words that mark none, as in "Where did you last see the cone?": the cone is found by what it looks like."""
 
 
 def question_order(question: str) -> str:
     """first | last | before | after, or '' when the question is not one of order."""
-    for word in re.findall(r"[a-z]+", question.lower()):
+    words = " ".join(re.findall(r"[a-z]+", question.lower()))
+    for word in _NAMED.sub(" ", words).split():
         if word in ORDER_WORDS:
             return ORDER_WORDS[word]
     return ""
+
+
+def searched_order(settings: RetrievalSettings, question: str) -> str:
+    """Order of the question where retrieval goes by it; '' where it goes by likeness and novelty alone."""
+    return question_order(question) if settings.temporal_diversity == "auto" else ""
 
 
 def expert_scores(
@@ -94,7 +103,7 @@ def choose_frames(
     def first(ranked: Iterable[RankedFrame], number: int = count) -> list[RankedFrame]:
         return choose_moments(ranked, number, gap_seconds=gap, moment_frames=1, present=present)
 
-    order = question_order(question) if diversity == "auto" else ""
+    order = searched_order(settings, question)
     likely: list[RankedFrame] = []
     if diversity != "always" and order not in ("first", "last"):
         likely = moments(expert_scores(archive, settings, encoder, question, queries), settings.moment_frames)

@@ -6,17 +6,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from ros_kvstream.errors import QuestionCancelled, QuestionError
+from ros_kvstream.errors import NotCoveredError, QuestionCancelled, QuestionError
 from ros_kvstream.memory.arena import Arena, Chunk
 from ros_kvstream.models.base import VideoLanguageModel
-from ros_kvstream.records import UNLIMITED, Answer, LatencyBreakdown, Question, Scope
+from ros_kvstream.records import UNLIMITED, Answer, LatencyBreakdown, Question, Scope, Verdict
 from ros_kvstream.retrieval.context import build_context
-from ros_kvstream.retrieval.evidence import attended_evidence, attention_mass
+from ros_kvstream.retrieval.evidence import attended_evidence, attention_mass, evidence_layers
 from ros_kvstream.settings import MemorySettings
+from ros_kvstream.stream.coverage import cameras_remembered, covered
 from ros_kvstream.stream.ingest import Ingest
+from ros_kvstream.stream.verdict import verdict_of
 
 
 def check_question(
@@ -25,6 +28,7 @@ def check_question(
     text: str,
     scope: Scope = UNLIMITED,
     max_new_tokens: int | None = None,
+    min_confidence: float = 0.0,
 ) -> Question:
     """The question with its tokens and limits; parameters as in :meth:`VideoMemory.ask`.
 
@@ -34,6 +38,8 @@ def check_question(
         raise QuestionError(
             f"max_new_tokens = {max_new_tokens}: must be 1 to {memory.max_answer_tokens} (memory.max_answer_tokens)"
         )
+    if not 0.0 <= min_confidence <= 1.0:
+        raise QuestionError(f"min_confidence = {min_confidence}: must be 0 to 1")
     if not text or not text.strip():
         raise QuestionError("the question is empty: give it at least one word")
     ids = model.suffix_ids(text.strip())
@@ -43,7 +49,7 @@ def check_question(
             f"the question has {tokens} tokens: the limit is {memory.max_question_tokens}. "
             "Shorten it or raise memory.max_question_tokens."
         )
-    return Question(text, tuple(ids), scope, max_new_tokens or memory.max_answer_tokens)
+    return Question(text, tuple(ids), scope, max_new_tokens or memory.max_answer_tokens, min_confidence)
 
 
 def check_scope(scope: Scope) -> None:
@@ -67,29 +73,29 @@ def answer_question(
 ) -> Answer:
     """Answer from the memory, which is rolled back in every case; the waiting block is prefilled first.
 
-    :raises QuestionError: when there is no frame, or none that passes the question's filters;
+    Where nothing is remembered of what the question is about, the answer says so, and the model is not asked.
+
     :raises QuestionCancelled: when ``should_stop`` returns True before a token;
     :raises NonFiniteError: when the model computes values that are not finite.
     """
     started = time.perf_counter()
     ingest.flush()
     flushed = time.perf_counter()
-    if ingest.frame_index.newest() is None:
-        raise QuestionError("there is no frame yet: wait for the first camera image")
     model, arena, ids = ingest.model, ingest.arena, question.ids
     mark, start = arena.mark(), ingest.text_start
     try:
         capacity = arena.plan.reserve_slots - len(ids) - ingest.settings.memory.max_answer_tokens
         context = build_context(ingest, question, start, capacity)
         retrieved = time.perf_counter()
-        with model.capture_queries(range(model.shape.layers)) as queries:
+        with model.capture_queries(evidence_layers(model.shape.layers)) as queries:
             logits = append_text(model, arena, ids, start, context.visible)
-        token = int(logits.argmax())
         first = time.perf_counter()
         last = model.layout.text(start + len(ids) - 1, 1)
         mass = attention_mass(arena, {layer: query[:, -1] for layer, query in queries.items()}, last)
-        tokens, reason = _decode(ingest, token, start + len(ids), question, context.visible, should_stop, on_token)
-        decoded = time.perf_counter()
+        decoded = _decode(ingest, logits, start + len(ids), question, context.visible, should_stop, on_token)
+        ended = time.perf_counter()
+    except NotCoveredError:
+        return _not_covered(ingest, question, on_token)
     finally:
         arena.roll_back(mark)
     latency = LatencyBreakdown(
@@ -97,14 +103,47 @@ def answer_question(
         retrieval_ms=1e3 * (retrieved - flushed),
         prefill_ms=1e3 * (first - retrieved),
         first_token_ms=1e3 * (first - started),
-        decode_ms=1e3 * (decoded - first),
+        decode_ms=1e3 * (ended - first),
         total_ms=1e3 * (time.perf_counter() - started),
-        answer_tokens=len(tokens),
+        answer_tokens=len(decoded.tokens),
     )
-    evidence = attended_evidence(mass, context.shown, context.evidence, arena, ingest.frame_index)
+    evidence = attended_evidence(
+        mass, context.shown, context.evidence, arena, ingest.frame_index, by_time=context.by_time
+    )
     ingest.counters["questions"] += 1
-    asked_at = ingest.frame_index.newest_stamp()
-    return Answer(question.text, model.decode(tokens), evidence, latency, ingest.stats(), asked_at, reason)
+    text = model.decode(decoded.tokens)
+    return Answer(
+        question.text,
+        text,
+        evidence,
+        latency,
+        ingest.stats(),
+        ingest.frame_index.newest_stamp(),
+        decoded.reason,
+        verdict_of(question.text, text) if decoded.confidence >= question.min_confidence else Verdict.NOT_SEEN,
+        decoded.confidence,
+        **asdict(covered(ingest, question.scope)),
+    )
+
+
+def _not_covered(ingest: Ingest, question: Question, on_token: Callable[[str], None] | None) -> Answer:
+    """The answer to a question about a time, place or camera of which nothing is remembered."""
+    ingest.counters["questions"] += 1
+    remembered = covered(ingest, UNLIMITED)
+    if not remembered.covered_share:
+        text = "I have not seen anything yet."
+    else:
+        text = (
+            f"I remember nothing of {question.scope}. I remember frames from {remembered.covered_since:.3f} to "
+            f"{remembered.covered_until:.3f} of {', '.join(cameras_remembered(ingest))}."
+        )
+    if on_token is not None:
+        on_token(text)
+    asked_at, coverage = ingest.frame_index.newest_stamp(), asdict(covered(ingest, question.scope))
+    stats, latency = ingest.stats(), LatencyBreakdown()
+    return Answer(
+        question.text, text, (), latency, stats, asked_at, "not_covered", Verdict.NOT_COVERED, **coverage
+    )
 
 
 def append_text(
@@ -122,19 +161,36 @@ def append_text(
     return logits
 
 
+@dataclass(frozen=True)
+class _Decoded:
+    """Tokens of an answer."""
+
+    tokens: list[int]
+    reason: str
+    """As Answer.finish_reason."""
+    confidence: float
+    """As Answer.confidence."""
+
+
 def _decode(
     ingest: Ingest,
-    token: int,
+    logits: Tensor,
     position: int,
     question: Question,
     visible: list[Tensor] | None,
     should_stop: Callable[[], bool] | None,
     on_token: Callable[[str], None] | None,
-) -> tuple[list[int], str]:
-    """Decode greedily from the first answer token on; returns the tokens and the finish reason."""
+) -> _Decoded:
+    """Decode greedily from the logits behind the question on."""
     model, sent = ingest.model, ""
     tokens: list[int] = []
-    while token not in model.eos_ids:
+    surprise, reason = 0.0, "length"
+    while True:
+        token = int(logits.argmax())
+        surprise -= float(logits.log_softmax(-1)[token])
+        if token in model.eos_ids:
+            reason = "stop"
+            break
         if should_stop is not None and should_stop():
             raise QuestionCancelled(f"stopped after {len(tokens)} answer tokens")
         tokens.append(token)
@@ -143,7 +199,7 @@ def _decode(
             on_token(text[len(sent) :])
             sent = text
         if len(tokens) >= question.max_tokens:
-            return tokens, "length"
-        token = int(append_text(model, ingest.arena, [token], position, visible).argmax())
+            break
+        logits = append_text(model, ingest.arena, [token], position, visible)
         position += 1
-    return tokens, "stop"
+    return _Decoded(tokens, reason, math.exp(-surprise / (len(tokens) + (reason == "stop"))))

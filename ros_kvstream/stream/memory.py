@@ -19,12 +19,13 @@ from ros_kvstream.memory.positions import TimestampPositions
 from ros_kvstream.models.base import Frame, VideoLanguageModel
 from ros_kvstream.models.loading import load_model
 from ros_kvstream.poses import FramePose, Vector, map_frame
-from ros_kvstream.records import Answer, MemoryStats, Observation, Scope
+from ros_kvstream.records import Answer, MemoryStats, Observation, Place, Scope
 from ros_kvstream.retrieval.archive_retrieval import ArchiveRetrieval
 from ros_kvstream.settings import Change, StreamSettings, rules_of
 from ros_kvstream.stream.answer import answer_question, check_question, check_scope
 from ros_kvstream.stream.checkpoint import SavedMemory, load_memory, save_memory
 from ros_kvstream.stream.ingest import Ingest
+from ros_kvstream.stream.places import remembered_places
 from ros_kvstream.vision.frame_filter import FrameFilter
 
 
@@ -107,25 +108,30 @@ class VideoMemory:
         until: float = 0.0,
         near: Vector | None = None,
         radius: float = 0.0,
-        near_frame: str = "",
+        near_frame: str | None = None,
         max_new_tokens: int | None = None,
+        min_confidence: float = 0.0,
         should_stop: Callable[[], bool] | None = None,
         on_token: Callable[[str], None] | None = None,
     ) -> Answer:
         """Answer a question about the stream; afterwards the memory is the same as before, bit for bit.
 
+        Where nothing is remembered of that time, place or camera, the answer says so (verdict NOT_COVERED).
+
         :param camera: only frames of this camera ('' = all); :param since, until: only frames in this span of stamps,
             seconds (0 = unbounded); :param near, radius: only frames that were taken within this distance of a point
             in the present map, metres (0 = anywhere); :param near_frame: frame id of the point, to be compared with
-            that of the map ('' = the same).
+            that of the map (None = the same).
         :param max_new_tokens: at most ``memory.max_answer_tokens``, which is the default.
+        :param min_confidence: an answer with less confidence gets the verdict NOT_SEEN, 0 - 1.
         :param should_stop: called before every token; True raises QuestionCancelled.
         :param on_token: called with each new piece of the answer's text.
-        :raises QuestionError: when the question or a limit is invalid, or no frame matches;
+        :raises QuestionError: when the question or a limit is invalid;
         :raises NonFiniteError: when the model computes values that are not finite.
         """
         scope = self.scope(camera, since, until, near, radius, near_frame)
-        checked = check_question(self.model, self.settings.memory, question, scope, max_new_tokens)
+        memory = self.settings.memory
+        checked = check_question(self.model, memory, question, scope, max_new_tokens, min_confidence)
         return answer_question(self.ingest, checked, should_stop, on_token)
 
     def scope(
@@ -135,7 +141,7 @@ class VideoMemory:
         until: float = 0.0,
         near: Vector | None = None,
         radius: float = 0.0,
-        near_frame: str = "",
+        near_frame: str | None = None,
     ) -> Scope:
         """The frames that a question may use; parameters as in :meth:`ask`.
 
@@ -151,8 +157,9 @@ class VideoMemory:
                 "near: no remembered frame has a pose, so places cannot be compared. Set pose.source, or ask without "
                 "near and radius."
             )
-        if near_frame not in ("", map_frame(segment)):
-            raise QuestionError(f"near is in frame {near_frame!r}: give it in {map_frame(segment)!r}, as the poses are")
+        if near_frame not in (None, map_frame(segment)):
+            given = f"is in frame {near_frame!r}" if near_frame else "names no frame"
+            raise QuestionError(f"near {given}: give it in {map_frame(segment)!r}, as the poses are")
         return scope
 
     def stats(self) -> MemoryStats:
@@ -162,6 +169,14 @@ class VideoMemory:
     def kept_patches(self, frame_ids: Iterable[int]) -> dict[int, NDArray[np.float32]]:
         """Share of layers and KV heads that keep each patch, float32 [rows, columns], of remembered frames."""
         return self.arena.patches_kept(frame_ids, self.model.layout.origin)
+
+    def places(self, limit: int) -> tuple[Place, ...]:
+        """Where the remembered moments were seen, those with a pose in the present map, by stamp.
+
+        :param limit: at most this many, evenly distributed from the oldest to the newest.
+        """
+        archive = self.archive_retrieval.archive if self.archive_retrieval is not None else None
+        return remembered_places(self.frame_index, archive, limit)
 
     # -- settings that change on a live stream -------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ros_kvstream.commands import demo
 from ros_kvstream.commands.demo import TYPICAL_QUESTIONS, PlayedFrame, plan_without_answers, play_and_ask
@@ -75,6 +76,33 @@ def ask(client: Client, node: Process, frames: int, plan: list[PlannedQuestion],
         else:
             replies.append(event)
     return replies
+
+
+def test_odometry_is_published_in_its_turn_and_is_no_frame(node: Process) -> None:
+    pose = RawMessage("/odom", "nav_msgs/msg/Odometry", 0, b"pose")
+    client, order = Client(), []
+    messages = [(0.0, pose), (100.0, MESSAGE), (0.0, pose), (0.0, pose), (101.0, MESSAGE), (0.0, pose)]
+    for event in play_and_ask(
+        node, FakePlayer(), messages, client, questions(1), 0.0,  # type: ignore[arg-type]
+        publish_pose=lambda data: order.append(data.decode()),
+    ):  # fmt: skip
+        order.append(f"frame {event.index} {event.stamp}" if isinstance(event, PlayedFrame) else "reply")
+    played = [item for item in order if item != "reply"]
+    assert played == ["pose", "frame 0 100.0", "pose", "pose", "frame 1 101.0", "pose"]
+    assert order.count("reply") == 1 and order.index("reply") > order.index("frame 1 101.0")
+
+
+def test_the_patrol_of_the_demo_has_poses_for_the_node(tmp_path: Path) -> None:
+    settings = demo.DemoSettings(output=tmp_path, seconds=5.0)
+    recording = demo.open_recording(settings, Console(quiet=True))
+    messages = list(recording.messages())
+    received = [message.received for _, message in messages]
+    assert received == sorted(received)
+    kinds = [message.type for _, message in messages]
+    assert kinds.count("sensor_msgs/msg/Image") == recording.frames == 10
+    assert kinds.count("nav_msgs/msg/Odometry") > 80 and kinds[0] == kinds[-1] == "nav_msgs/msg/Odometry"
+    command = demo.node_command(settings, recording, demo.Budget(1.0, 0.5, 20))
+    assert "pose.source:=topic" in command and "pose.topic:=/odom" in command
 
 
 def test_each_question_is_asked_right_after_its_frame(node: Process) -> None:

@@ -22,7 +22,8 @@ STAMPS = [100.0, 101.0, 102.0, 103.0]
 LATENCY = ("queue_ms", "flush_ms", "retrieval_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms")
 
 
-def reply(answer: str = "red", *, expected: str | None = "red", asked_at: float = 101.0, success: bool = True) -> Any:
+def reply(answer: str = "red", *, expected: str | None = "red", asked_at: float = 101.0, success: bool = True,
+          goal: Any = None) -> Any:  # fmt: skip
     def stamp(seconds: float) -> SimpleNamespace:
         return SimpleNamespace(sec=int(seconds), nanosec=round(seconds % 1 * 1e9))
 
@@ -30,7 +31,8 @@ def reply(answer: str = "red", *, expected: str | None = "red", asked_at: float 
     frame = SimpleNamespace(stamp=stamp(100.5), camera="front", score=0.5, **expert)
     response = SimpleNamespace(
         success=success, message="" if success else "busy", answer=answer if success else "", asked_at=stamp(asked_at),
-        evidence=[frame] if success else [], latency=SimpleNamespace(**dict.fromkeys(LATENCY, 12.0)),
+        evidence=[frame] if success else [],
+        has_goal=success and goal is not None, goal=goal, latency=SimpleNamespace(**dict.fromkeys(LATENCY, 12.0)),
     )  # fmt: skip
     planned = PlannedQuestion("what colour was the cone?", 1, 2, "colour" if expected else "", expected, (100.0,))
     return SimpleNamespace(planned=planned, response=response)
@@ -52,6 +54,19 @@ def test_a_question_has_exactly_the_documented_keys() -> None:
     assert list(entry) == ["question", "expected", "answer", "correct", "asked_at", "kind", "left_window", "evidence"]
     assert entry["evidence"] == [{"stamp": 100.5, "camera": "front", "score": 0.5}]
     assert question_report(reply(success=False), False, True)["message"] == "busy"
+
+
+def goal_at(x: float, y: float, frame_id: str = "map") -> Any:
+    pose = SimpleNamespace(position=SimpleNamespace(x=x, y=y, z=0.0))
+    return SimpleNamespace(header=SimpleNamespace(frame_id=frame_id), pose=pose)
+
+
+def test_the_goal_of_an_answer_is_reported_and_shown_where_it_is_known() -> None:
+    there = reply(goal=goal_at(1.5, -2.25))
+    assert question_report(there, True, True)["goal"] == {"frame_id": "map", "position": [1.5, -2.25, 0.0]}
+    assert "goal" not in question_report(reply(), True, True)
+    assert "goal: x 1.50 m, y -2.25 m in map" in shown(there)
+    assert "goal" not in shown(reply())
 
 
 def test_frames_that_never_reached_the_node_count_as_dropped() -> None:

@@ -104,6 +104,37 @@ def test_a_recording_is_asked_the_questions_of_a_file(model: Path, kitchen: Path
     assert first["at"] == pytest.approx(1001.0) and first["true_evidence"] == pytest.approx([1000.5])
 
 
+def test_questions_about_places_are_scored_by_the_goal_and_the_report_draws_the_path(
+    model: Path, kitchen: Path, tmp_path: Path
+) -> None:
+    world = PatrolWorld(PatrolSettings(frames=12, rate_hz=4.0, start=1000.0))
+    x, y, _ = world.pose(6).position
+    asked = write_questions(
+        tmp_path, {"text": "what ?", "id": "here", "expected": {"place": [x, y], "within": 50.0}},
+        {"text": "what ?", "id": "far", "expected": {"place": [x + 500, y], "within": 1.0}},
+        {"text": "what ?", "id": "near", "expected": {"regex": ".*"}, "near": [x, y, 0.0], "radius": 50.0},
+        {"text": "what ?", "id": "nowhere", "expected": "a cone", "near": [x + 500, y, 0.0], "radius": 1.0},
+    )  # fmt: skip
+    report = evaluate.run(options(*small(model, tmp_path / "out", "--questions", str(asked), str(kitchen))), console())
+    results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    right = {line["question"]: line["correct"] for line in results}
+    assert right == {"here": True, "far": False, "near": True, "nowhere": False}
+    assert {line["question"] for line in results if line["verdict"] == "not_covered"} == {"nowhere"}
+    assert any(line["error_m"] and line["error_m"] > 400 for line in results)
+    assert "kitchen: poses are read from /odom" in report["notes"]
+    assert (tmp_path / "out" / "plots" / "path.png").is_file()
+
+
+@pytest.mark.parametrize("extra", [{"expected": {"place": [0, 0]}}, {"expected": "x", "near": [0, 0, 0], "radius": 1}])
+def test_live_runs_do_not_take_questions_about_places(
+    model: Path, kitchen: Path, tmp_path: Path, extra: dict[str, Any]
+) -> None:
+    asked = write_questions(tmp_path, {"text": "what ?", **extra})
+    words = small(model, tmp_path / "out", "--live", "--questions", str(asked), str(kitchen))
+    with pytest.raises(SettingsError, match="--live plays the images alone"):
+        evaluate.run(options(*words), console())
+
+
 def write_video(path: Path) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=2)

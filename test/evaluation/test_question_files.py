@@ -81,6 +81,10 @@ def test_choices_are_listed_in_what_is_asked_unless_the_text_is_the_whole_prompt
         ([{**ENTRIES[0], "until": -5}], "until = -5: must be seconds, 0 or more"),
         ([{**ENTRIES[0], "evidence": "x"}], "evidence = 'x'"),
         ([{**ENTRIES[0], "expected": {}}], "question 1: expected"),
+        ([{**ENTRIES[0], "near": [0, 0, 0]}], "near and radius go together"),
+        ([{**ENTRIES[0], "radius": 2}], "near and radius go together"),
+        ([{**ENTRIES[0], "near": [0, 0], "radius": 2}], "near = \\[0, 0\\]: must be a list of 3"),
+        ([{**ENTRIES[0], "near": [0, 0, 0], "radius": -1}], "radius = -1: must be metres above 0"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_file_and_question(entries: object, said: str, tmp_path: Path) -> None:
@@ -105,3 +109,8 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
     (tmp_path / "broken.yaml").write_text("a: [")
     with pytest.raises(SettingsError, match=r"broken.yaml: is not YAML"):
         read_questions(tmp_path / "broken.yaml")
+
+
+def test_a_question_can_be_limited_to_a_place(tmp_path: Path) -> None:
+    (question,) = read_questions(write(tmp_path, "yaml", [{**ENTRIES[0], "near": [1, 2.5, 0], "radius": 3}]))
+    assert (question.near, question.radius) == ((1.0, 2.5, 0.0), 3.0)

@@ -14,6 +14,7 @@ from ros_kvstream.evaluation.scoring import (
     Number,
     OneOf,
     Pattern,
+    Place,
     chosen_letter,
     first_number,
     read_expectation,
@@ -122,3 +123,25 @@ def test_every_form_is_read_and_written_and_read_again(value: object, expected: 
 def test_what_cannot_be_an_expectation_is_refused_by_name(value: object, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         read_expectation(value)
+
+
+def test_a_place_is_right_within_its_distance_whatever_the_text_says() -> None:
+    expected = read_expectation({"place": [3, 4], "within": 5.0})
+    assert expected == Place((3.0, 4.0), 5.0) and read_expectation(expected.data()) == expected
+    assert expected.right("", (0.0, 0.0, 9.0)) and not expected.right("(3, 4)", (-0.1, 0.0, 0.0))
+    assert not expected.right("(3, 4)", None)
+    assert Place((3.0, 4.0), 1.0).error((0.0, 0.0, 7.0)) == 5.0
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    ({"place": [1], "within": 1}, "must be a list of 2 numbers"), ({"place": [1, "x"]}, "must be a number"),
+    ({"place": [1, 2], "within": 0}, "a distance above 0"), ({"place": [1, float("nan")]}, "must be finite"),
+    ({"place": [1, 2], "tolerance": 1}, "place does not go with tolerance"),
+])  # fmt: skip
+def test_a_place_that_is_none_is_refused(value: object, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        read_expectation(value)
+
+
+def test_other_answers_are_right_by_their_text_with_or_without_a_goal() -> None:
+    assert Exact("red").right("red", None) and Exact("red").right("Red.", (1.0, 2.0, 3.0))

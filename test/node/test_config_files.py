@@ -15,10 +15,12 @@ from rclpy.qos import DurabilityPolicy, ReliabilityPolicy
 from support.running_node import RunningNode, running_node
 
 from ros_kvstream.msg import KvStats
+from ros_kvstream.node.settings import PoseSettings
 
 CONFIG = Path(__file__).parents[2] / "config"
 PANELS = {"Image": "sensor_msgs/msg/Image", "DiagnosticSummary": "diagnostic_msgs/msg/DiagnosticArray",
-          "RawMessages": "ros_kvstream/msg/Answer", "Plot": "ros_kvstream/msg/KvStats"}
+          "RawMessages": "ros_kvstream/msg/Answer", "Plot": "ros_kvstream/msg/KvStats",
+          "3D": "visualization_msgs/msg/MarkerArray"}
 """What each kind of panel in the layout shows."""
 NUMBERS = ("uint8", "uint32", "uint64", "float32", "float64", "double", "float", "int32", "int64")
 
@@ -69,6 +71,8 @@ def shown(name: str, panel: dict[str, Any]) -> set[str]:
         for path in panel["paths"]:
             assert KvStats.get_fields_and_field_types()[path["value"].split(".")[1]] in NUMBERS
         return {path["value"].split(".")[0] for path in panel["paths"]}
+    if kind == "3D":
+        return {topic for topic, settings in panel["topics"].items() if settings["visible"]}
     place = {"Image": lambda: panel["imageMode"]["imageTopic"], "RawMessages": lambda: panel["topicPath"],
              "DiagnosticSummary": lambda: panel["topicToRender"]}
     return {place[kind]()}
@@ -83,6 +87,7 @@ def test_the_layout_shows_topics_that_the_node_publishes_in_the_type_of_the_pane
         node: RunningNode, layout: dict[str, Any]) -> None:
     topics = published(node)
     for name, panel in layout["configById"].items():
+        assert shown(name, panel)
         for topic in shown(name, panel):
             assert topics[topic] == PANELS[name.split("!")[0]], topic
 
@@ -90,29 +95,36 @@ def test_the_layout_shows_topics_that_the_node_publishes_in_the_type_of_the_pane
 # -- RViz -------------------------------------------------------------------------------------------------------------
 
 
-def displays(view: dict[str, Any]) -> list[dict[str, Any]]:
+def displays(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Displays by name; fails where two have the same one."""
     found: list[dict[str, Any]] = view["Visualization Manager"]["Displays"]
-    return found
+    assert len({display["Name"] for display in found}) == len(found)
+    return {display["Name"]: display for display in found}
 
 
 def test_the_view_has_what_rviz_looks_for(view: dict[str, Any]) -> None:
     assert {"Panels", "Visualization Manager", "Window Geometry"} <= set(view)
     assert view["Visualization Manager"]["Global Options"]["Fixed Frame"]
-    names = [display["Name"] for display in displays(view)]
     synced = [panel["SyncSource"] for panel in view["Panels"] if "SyncSource" in panel]
-    assert len(set(names)) == len(names) and set(synced) <= set(names)
-    for display in displays(view):
-        assert display["Class"] == "rviz_default_plugins/Image" and display["Enabled"] is True
+    assert set(synced) <= set(displays(view))
+    kinds = {name: display["Class"].removeprefix("rviz_default_plugins/") for name, display in displays(view).items()}
+    assert kinds == {"Kept tokens": "Image", "Camera": "Image", "Grid, 1 m": "Grid", "Places": "MarkerArray"}
+    assert all(display["Enabled"] is True for display in displays(view).values())
+    assert "rviz_default_plugins/MoveCamera" in [tool["Class"] for tool in view["Visualization Manager"]["Tools"]]
 
 
-def test_the_view_shows_the_kept_tokens_and_the_camera_with_a_quality_of_service_that_matches(
+def test_the_view_shows_kept_tokens_places_and_the_camera_with_a_quality_of_service_that_matches(
         node: RunningNode, view: dict[str, Any]) -> None:
-    kept, camera = (display["Topic"] for display in displays(view))
-    assert (kept["Value"], camera["Value"]) == ("/kvstream/kept_tokens", "/image")
-    assert published(node)[kept["Value"]] == "sensor_msgs/msg/Image"
-    offered = node.client.get_publishers_info_by_topic(kept["Value"])[0].qos_profile
-    assert offered.reliability == ReliabilityPolicy.RELIABLE or kept["Reliability Policy"] == "Best Effort"
-    assert offered.durability == DurabilityPolicy.TRANSIENT_LOCAL or kept["Durability Policy"] == "Volatile"
+    topics = {name: display["Topic"] for name, display in displays(view).items() if "Topic" in display}
+    for name, topic, kind in (("Kept tokens", "/kvstream/kept_tokens", "sensor_msgs/msg/Image"),
+                              ("Places", "/kvstream/places", "visualization_msgs/msg/MarkerArray")):
+        wanted = topics[name]
+        assert wanted["Value"] == topic and published(node)[topic] == kind
+        offered = node.client.get_publishers_info_by_topic(topic)[0].qos_profile
+        assert offered.reliability == ReliabilityPolicy.RELIABLE or wanted["Reliability Policy"] == "Best Effort"
+        assert offered.durability == DurabilityPolicy.TRANSIENT_LOCAL or wanted["Durability Policy"] == "Volatile"
+    camera = topics["Camera"]
+    assert camera["Value"] == "/image"
     assert camera["Reliability Policy"] == "Best Effort"  # cameras are heard whatever they offer
 
 
@@ -149,10 +161,11 @@ def test_the_security_policy_grants_what_a_running_node_has(node: RunningNode) -
     assert {name.split("/_action/")[0] for name in action} == granted("actions", "execute")
     assert services - action == granted("services", "reply")
     assert topics - action == granted("topics", "publish")
-    assert granted("topics", "subscribe") == {"/image", "/clock"}
+    poses = {f"/{PoseSettings().topic}", "/tf", "/tf_static"}  # subscribed with pose.source topic or tf
+    assert granted("topics", "subscribe") == {"/image", "/clock"} | poses
 
 
 def test_in_another_namespace_the_policy_still_grants_the_topics_that_are_in_none() -> None:
     names = granted("topics", "publish", "/robot") | granted("topics", "subscribe", "/robot")
     assert {name for name in names if not name.startswith("/robot/")} == {
-        "/clock", "/diagnostics", "/parameter_events", "/rosout"}
+        "/clock", "/diagnostics", "/parameter_events", "/rosout", "/tf", "/tf_static"}

@@ -23,7 +23,8 @@ from ros_kvstream.patrol.bags import write_bag
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-ARGUMENTS = {"image_topic", "model", "budget_mib", "config", "autostart", "namespace", "use_sim_time", "log_level"}
+ARGUMENTS = {"image_topic", "odom_topic", "model", "budget_mib", "config", "autostart", "namespace", "use_sim_time",
+             "log_level"}
 RUN = """
 import sys
 from launch import LaunchDescription, LaunchService
@@ -103,16 +104,16 @@ def test_the_launch_files_take_the_documented_arguments() -> None:
 
 def test_arguments_left_out_take_their_values_from_the_configuration_file(tmp_path: Path, config: Path) -> None:
     with launched(tmp_path, "kvstream.launch.py", config=config) as node:
-        values = parameters(node, "/kvstream", "autostart", "memory.budget_mib", "memory.policy", "camera.transport")
-        assert values == [False, 9.5, "recent", "raw"]
+        names = ("autostart", "memory.budget_mib", "memory.policy", "camera.transport", "pose.source", "pose.topic")
+        assert parameters(node, "/kvstream", *names) == [False, 9.5, "recent", "raw", "none", "odom"]
         assert node.lifecycle_state() == "unconfigured"
 
 
 def test_arguments_stand_above_the_configuration_file(tmp_path: Path, config: Path) -> None:
     with launched(tmp_path, "kvstream.launch.py", config=config, budget_mib=8, autostart="true", namespace="robot",
-                  image_topic="/front/image_raw/compressed", use_sim_time="true") as node:
-        names = ("memory.budget_mib", "memory.policy", "use_sim_time")
-        assert parameters(node, "/robot/kvstream", *names) == [8.0, "recent", True]
+                  image_topic="/front/image_raw/compressed", odom_topic="/base/odom", use_sim_time="true") as node:
+        names = ("memory.budget_mib", "memory.policy", "use_sim_time", "pose.source", "pose.topic")
+        assert parameters(node, "/robot/kvstream", *names) == [8.0, "recent", True, "topic", "/base/odom"]
         node.until(lambda: node.call(GetState, "/robot/kvstream/get_state", GetState.Request()).current_state.label ==
                    "active", "the node to be active")
         node.until(lambda: node.client.count_subscribers("/front/image_raw/compressed") == 1, "the subscription")

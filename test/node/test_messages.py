@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections import Counter
+from dataclasses import fields, replace
 
 import pytest
 from builtin_interfaces.msg import Time
@@ -16,8 +17,8 @@ from std_msgs.msg import Header
 from ros_kvstream.action import Ask
 from ros_kvstream.msg import Answer as AnswerMessage
 from ros_kvstream.msg import KvStats
-from ros_kvstream.node.diagnostics import CameraHealth, Health
-from ros_kvstream.node.frame_counters import CameraCount
+from ros_kvstream.node.diagnostics import CameraHealth, Health, PoseHealth
+from ros_kvstream.node.frame_counters import CameraCount, PoseCount
 from ros_kvstream.node.messages import (
     PERCENTILE_SERIES,
     VERDICTS,
@@ -32,6 +33,7 @@ from ros_kvstream.node.messages import (
     to_seconds,
     to_stamp,
 )
+from ros_kvstream.node.pose_buffer import PoseGap
 from ros_kvstream.poses import FramePose, Pose
 from ros_kvstream.records import Answer, FrameEvidence, LatencyBreakdown, MemoryStats, Observation, Verdict
 from ros_kvstream.srv import Query
@@ -79,6 +81,17 @@ def test_figures_carry_every_field_of_the_memory() -> None:
 def test_every_percentiles_field_has_its_series() -> None:
     fields = stats_message(Time(), HEALTH).get_fields_and_field_types()
     assert {name for name, kind in fields.items() if kind == "ros_kvstream/Percentiles"} == set(PERCENTILE_SERIES)
+
+
+def test_figures_list_every_cause_of_a_missing_pose_in_parallel_also_without_a_source() -> None:
+    count = PoseCount(7, Counter(age=2, transform=1))
+    message = stats_message(Time(), replace(HEALTH, pose=PoseHealth("tf", count=count)))
+    assert message.frames_with_pose == 7
+    assert list(message.pose_missing_causes) == [gap.value for gap in PoseGap]
+    counts = dict(zip(message.pose_missing_causes, message.pose_missing_counts, strict=True))
+    assert counts == {**dict.fromkeys(counts, 0), "age": 2, "transform": 1}
+    none = stats_message(Time(), HEALTH)
+    assert list(none.pose_missing_counts) == [0] * len(PoseGap) and none.frames_with_pose == 0
 
 
 def test_evidence_lists_experts_in_parallel() -> None:

@@ -64,9 +64,9 @@ def dropped(stats: KvStats, cause: str) -> int:
     return stats.drop_counts[stats.drop_causes.index(cause)]
 
 
-def test_a_question_before_the_first_frame_is_refused_and_the_node_lives(node: RunningNode) -> None:
+def test_a_question_before_the_first_frame_says_so_and_the_node_lives(node: RunningNode) -> None:
     response = node.ask("what is there ?")
-    assert not response.success and "no frame yet" in response.message
+    assert response.success and response.finish_reason == "not_covered" and "not seen anything" in response.answer
     assert node.lifecycle_state() == "active"
 
 
@@ -105,10 +105,8 @@ def test_the_memory_is_rolled_back_after_a_question(node: RunningNode, camera) -
     ({"question": "  "}, "empty"),
     ({"question": "what ?", "max_new_tokens": 10**9}, "max_new_tokens = 1000000000"),
     ({"question": "what " * 2000}, "tokens: the limit is 256"),
-    ({"question": "what ?", "camera": "nowhere"}, "camera = 'nowhere'"),
     ({"question": "what ?", "since": to_stamp(9.0), "until": to_stamp(8.0)}, "since = 9"),
     ({"question": "what ?", "since": to_stamp(9.0), "until": to_stamp(-5.0)}, "until = -5.0: must be a stamp"),
-    ({"question": "what ?", "since": to_stamp(1e6)}, "since = 1000000"),
     ({"question": "what ?", "timeout_s": float("nan")}, "timeout_s = nan"),
 ], ids=lambda value: str(value)[:40])
 def test_an_impossible_question_is_refused_with_the_reason(node: RunningNode, camera, limits: dict, named: str) -> None:
@@ -116,6 +114,20 @@ def test_an_impossible_question_is_refused_with_the_reason(node: RunningNode, ca
     response = node.ask(limits.pop("question"), **limits)
     assert not response.success and named in response.message and response.answer == ""
     assert node.ask("what is there ?", max_new_tokens=1).success
+
+
+@pytest.mark.parametrize(("limits", "named"), [
+    ({"camera": "nowhere"}, "camera = 'nowhere'"), ({"since": to_stamp(1e6)}, "since = 1000000"),
+], ids=["camera", "time"])
+def test_what_is_not_covered_is_answered_in_words_without_the_model(
+    node: RunningNode, camera, limits: dict, named: str
+) -> None:
+    publish(node, camera, 1)
+    response = node.ask("what is there ?", **limits)
+    assert response.success and response.verdict == response.VERDICT_NOT_COVERED
+    assert named in response.answer and response.confidence == 0.0 and not response.evidence
+    covered = node.ask("what is there ?", max_new_tokens=1)
+    assert covered.verdict in (covered.VERDICT_SEEN, covered.VERDICT_NOT_SEEN) and covered.covered_share > 0.0
 
 
 def test_while_a_question_is_answered_newest_frames_win_and_all_are_accounted_for(node: RunningNode, camera) -> None:
@@ -255,7 +267,7 @@ def test_clear_forgets_every_frame_and_the_node_goes_on(node: RunningNode, camer
     assert cleared.success and "frames evicted" in cleared.message
     stats = node.until_stats(lambda now: now.frames_remembered == 0)
     assert stats.slots_used == 0 and accounted(stats)
-    assert not node.ask("what is there ?").success
+    assert node.ask("what is there ?").finish_reason == "not_covered"
     publish(node, camera, 1)
     assert node.ask("what is there ?", max_new_tokens=1).success
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.archives import frame_pose
 from support.running_node import image, picture
 
 from ros_kvstream.errors import BudgetError, KvStreamError, NonFiniteError, QuestionCancelled, QuestionError
@@ -295,6 +296,19 @@ def test_a_question_that_ran_out_of_time_while_waiting_is_not_answered(setup: Se
         pending.answer.result(LONG)
 
 
+def test_a_question_near_a_place_is_answered_from_the_frames_there(setup: Setup) -> None:
+    setup.put(1, 2, 3)
+    setup.told.wait_for(3)
+    setup.worker.call(lambda memory: [
+        memory.place(frame, frame + 1.0, frame_pose(10.0 * frame)) for frame in range(3)]).result(LONG)
+    answer = setup.ask("what ?", near=(10.0, 0.0, 0.0), radius=1.0, near_frame="map", max_new_tokens=1).answer
+    assert [frame.stamp for frame in answer.result(LONG).evidence] == [2.0]
+    assert answer.result(LONG).goal == frame_pose(10.0)
+    wrong = setup.ask("what ?", near=(10.0, 0.0, 0.0), radius=1.0, near_frame="base_link").answer
+    with pytest.raises(QuestionError, match="near is in frame 'base_link': give it in 'map'"):
+        wrong.result(LONG)
+
+
 def test_giving_up_ends_waiting_questions_at_once(setup: Setup) -> None:
     release, _ = setup.held()
     pending = setup.ask("what ?")
@@ -314,8 +328,8 @@ def test_frames_lie_while_nothing_is_to_be_taken(setup: Setup) -> None:
 
 
 def test_a_question_that_the_memory_refuses_is_no_fault(setup: Setup) -> None:
-    with pytest.raises(QuestionError, match="no frame yet"):
-        setup.ask("what ?").answer.result(LONG)
+    with pytest.raises(QuestionError, match="empty"):
+        setup.ask(" ").answer.result(LONG)
     assert setup.told.events == []
 
 

@@ -15,7 +15,8 @@ def test_a_cpp_package_finds_the_interfaces_and_runs(tmp_path: Path) -> None:
     run(["cmake", "-S", CONSUMER, "-B", tmp_path, "-G", "Unix Makefiles", *CMAKE_ARGUMENTS], tmp_path)
     run(["cmake", "--build", tmp_path], tmp_path)
 
-    evidence, drops, message_known, service_known = run([tmp_path / "consumer"], tmp_path).split()
+    evidence, drops, frame, x, w, message_known, service_known = run([tmp_path / "consumer"], tmp_path).split()
 
     assert (evidence, drops) == ("2", "3")
+    assert (frame, x, w) == ("map", "1.5", "1")  # the goal of the answer; w: no rotation unless set
     assert (message_known, service_known) == ("1", "1")

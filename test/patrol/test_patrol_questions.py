@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -77,3 +78,38 @@ def test_the_same_seed_asks_the_same_and_never_twice() -> None:
     asked = world.questions(20, seed=1)
     assert asked == world.questions(20, seed=1) != world.questions(20, seed=2)
     assert len(set(asked)) == len(asked)
+
+
+def test_a_question_of_place_asks_for_the_robot_in_the_middle_of_the_sighting() -> None:
+    for seed in range(12):
+        world = PatrolWorld(PatrolSettings(seed=seed, frames=96, rate_hz=3.0))
+        for question in world.questions(6, kinds=("place",)):
+            thing = next(item for item in world.sightings if item.shape in question.text)
+            assert question.kind == "place" and question.place is not None
+            assert question.text in (f"where was the {thing.shape}?", f"where did you see the {thing.shape}?")
+            assert question.answer == thing.place
+            assert question.evidence == tuple(world.stamp(index) for index in range(thing.first, thing.last + 1))
+            middle = world.pose_at((world.stamp(thing.first) + world.stamp(thing.last)) / 2)
+            assert question.place == middle.position
+            straight = world.pose(thing.first).distance(world.pose(thing.last))
+            assert straight - 1e-9 <= question.moved
+            assert math.dist(question.place, world.pose(thing.first).position) <= question.moved + 1e-9
+
+
+def test_a_sighting_that_goes_on_has_its_place_up_to_now() -> None:
+    world = PatrolWorld(PatrolSettings(seed=2, frames=60, objects=1, rate_hz=10.0, sighting_frames=(20, 20)))
+    (thing,) = world.sightings
+    (question,) = world.questions(1, at=thing.first + 4, kinds=("place",))
+    assert question.when == "now" and len(question.evidence) == 5
+    assert question.place == world.pose_at((world.stamp(thing.first) + world.stamp(thing.first + 4)) / 2).position
+    (whole,) = world.questions(1, kinds=("place",))
+    assert 0 < question.moved < whole.moved
+
+
+def test_places_are_asked_only_on_request_and_only_of_what_was_seen() -> None:
+    assert "place" not in KINDS
+    world = PatrolWorld(PatrolSettings(seed=4, frames=96, objects=8))
+    assert all(question.place is None and question.moved == 0 for question in world.questions(40))
+    before = world.sightings[0].first - 1
+    assert before < 0 or world.questions(3, at=before, kinds=("place",)) == []
+    assert PatrolWorld(PatrolSettings(frames=20, objects=0)).questions(3, kinds=("place",)) == []

@@ -77,7 +77,8 @@ def write_stamps(folder: Path, *cameras: tuple[str, list[float]], rate: float = 
 @pytest.fixture(scope="module", params=["mcap", "sqlite3"])
 def bag(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bags") / "bag"
-    write_bag(WORLD, folder, topic="/front/image_raw", compressed=request.param == "mcap", storage=request.param)
+    write_bag(WORLD, folder, topic="/front/image_raw", compressed=request.param == "mcap", storage=request.param,
+              odometry="")  # fmt: skip
     return folder
 
 
@@ -237,7 +238,7 @@ def test_a_file_that_was_cut_off_gives_the_frames_before_the_cut(kind: str, tmp_
     if kind == "mcap":
         file = write_chunks(tmp_path / "cut.mcap")
     else:
-        write_bag(WORLD, tmp_path / "bag", storage="sqlite3")
+        write_bag(WORLD, tmp_path / "bag", storage="sqlite3", odometry="")
         file = storage(tmp_path / "bag")
     file.write_bytes(file.read_bytes()[: int(0.6 * file.stat().st_size)])
     frames, notes = read(BagSource(file))
@@ -276,7 +277,7 @@ def test_split_files_without_metadata_are_read_by_their_first_message(kind: str,
             write_chunks(tmp_path / name, [10 + 2 * part, 11 + 2 * part])
         else:
             world = PatrolWorld(PatrolSettings(frames=2, rate_hz=1.0, start=10.0 + 2 * part))
-            write_bag(world, tmp_path / str(part), storage="sqlite3")
+            write_bag(world, tmp_path / str(part), storage="sqlite3", odometry="")
             storage(tmp_path / str(part)).rename(tmp_path / name)
     frames, notes = read(BagSource(tmp_path))
     assert [frame.stamp for frame in frames] == pytest.approx([10.0 + index for index in range(24)], abs=0.2)
@@ -310,7 +311,7 @@ def test_pictures_that_the_node_made_itself_are_no_camera_unless_they_are_chosen
 
 
 def test_an_mcap_without_a_footer_or_index_gives_every_frame(tmp_path: Path) -> None:
-    write_bag(WORLD, tmp_path / "bag")
+    write_bag(WORLD, tmp_path / "bag", odometry="")
     file = storage(tmp_path / "bag")
     data = file.read_bytes()
     file.write_bytes(data[: data.rindex(b"\x0f\x04\x00\x00\x00\x00\x00\x00\x00") + 13])  # up to the end of its data
@@ -331,7 +332,7 @@ def test_a_damaged_chunk_is_left_out_and_the_rest_is_read(tmp_path: Path) -> Non
 
 
 def test_a_database_row_that_cannot_be_read_costs_only_that_row(tmp_path: Path) -> None:
-    write_bag(WORLD, tmp_path / "bag", storage="sqlite3")
+    write_bag(WORLD, tmp_path / "bag", storage="sqlite3", odometry="")
     file = storage(tmp_path / "bag")
     with sqlite3.connect(file) as database:
         page_size = database.execute("PRAGMA page_size").fetchone()[0]
@@ -441,7 +442,7 @@ def test_a_damaged_or_packed_recording_is_refused_with_the_reason(form: str, tmp
         path.write_text("not a recording")
     else:
         path = tmp_path / "bag"
-        write_bag(WORLD, path)
+        write_bag(WORLD, path, odometry="")
         file = storage(path)
         if "zstd" in form:
             (path / f"{file.name}.zstd").write_bytes(b"\x28\xb5\x2f\xfd")
@@ -508,7 +509,7 @@ def test_a_store_decodes_once_and_gives_every_reader_the_same_frames(bag: Path) 
 
 
 def test_frames_that_do_not_fit_are_decoded_again_and_proved_equal(tmp_path: Path) -> None:
-    write_bag(WORLD, tmp_path / "bag", storage="sqlite3")
+    write_bag(WORLD, tmp_path / "bag", storage="sqlite3", odometry="")
     store, source = FrameStore(limit_mib=0.05), BagSource(tmp_path / "bag")
     first = list(store.frames(source))
     digest = store.digest(source)

@@ -12,9 +12,9 @@ import torch
 from support.arenas import contents, same
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
-from ros_kvstream.errors import QuestionError
 from ros_kvstream.memory.archive import file as archive_file
 from ros_kvstream.models.base import PositionRange
+from ros_kvstream.records import Verdict
 from ros_kvstream.retrieval import context
 from ros_kvstream.retrieval.context import Context, build_context
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
@@ -52,9 +52,9 @@ def feed(
         memory.observe(frame(index), 10.0 + index * period, cameras[index % len(cameras)])
 
 
-def build(memory: VideoMemory, capacity: int | None = None) -> tuple[Context, int]:
-    """The context of QUESTION and the question's first position; the caller rolls the arena back."""
-    question, start = check_question(memory.model, memory.settings.memory, QUESTION), memory.ingest.text_start
+def build(memory: VideoMemory, capacity: int | None = None, text: str = QUESTION) -> tuple[Context, int]:
+    """The context of a question and the question's first position; the caller rolls the arena back."""
+    question, start = check_question(memory.model, memory.settings.memory, text), memory.ingest.text_start
     planned = memory.arena.plan.reserve_slots - len(question.ids) - memory.settings.memory.max_answer_tokens
     return build_context(memory.ingest, question, start, planned if capacity is None else capacity), start
 
@@ -125,7 +125,20 @@ def test_evidence_holds_stamp_camera_ranks_scores_and_the_fused_score():
         assert found.camera == ("front", "rear")[found.frame_id % 2]
         by_hand = sum(1 / (60 + rank) for rank in found.ranks.values())
         assert found.score == pytest.approx(by_hand)
-    assert [frame.score for frame in retrieved] == sorted((frame.score for frame in retrieved), reverse=True)
+    scores = [found.score for found in build(memory)[0].evidence]
+    assert scores == sorted((frame.score for frame in retrieved), reverse=True)
+
+
+@pytest.mark.parametrize(("question", "diversity", "by_time"), [
+    ("what was first ?", "auto", True), ("what was last ?", "auto", True), ("what was before ?", "auto", False),
+    ("where did you last see the cone ?", "auto", False), (QUESTION, "auto", False),
+    ("what was first ?", "never", False), ("what was first ?", "always", False),
+])  # fmt: skip
+def test_frames_are_ordered_by_time_where_a_question_of_first_or_last_is_searched_as_one(question, diversity, by_time):
+    memory = memory_of(RetrievalSettings(top_k=3, newest_frames=2, temporal_diversity=diversity, context="newest"))
+    feed(memory, 30)
+    context, _ = build(memory, text=question)
+    assert context.by_time is by_time and context.evidence
 
 
 def test_frames_that_left_the_arena_are_brought_back_as_they_were():
@@ -215,8 +228,7 @@ def test_time_and_camera_filters_hold_for_retrieved_frames():
             assert filters.get("camera") in (None, found.camera)
             assert found.stamp <= filters.get("until", np.inf) and found.stamp_end >= filters.get("since", 0)
     assert 20.0 < memory.stats().oldest_stamp, "the arena had evicted what the filter asks for"
-    with pytest.raises(QuestionError, match="widen"):
-        memory.ask(QUESTION, since=500.0)
+    assert memory.ask(QUESTION, since=500.0).verdict is Verdict.NOT_COVERED
 
 
 def test_the_newest_frames_are_always_visible_and_retrieved_ones_keep_to_their_capacity():

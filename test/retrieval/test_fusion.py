@@ -80,6 +80,16 @@ def test_questions_of_order_are_recognised_by_their_words():
     assert question_order("what colour was the cone?") == ""
 
 
+def test_a_question_of_a_named_thing_is_none_of_order_although_it_says_last_or_first():
+    for text in ("Where did you last see the red cone?", "When did you first notice a person?",
+                 "where did you LAST find my keys"):  # fmt: skip
+        assert question_order(text) == "", text
+    for text in ("What did you last see?", "which was the last thing you saw?",
+                 "what was the last thing the robot saw?", "what came last, the cone or the ball?"):  # fmt: skip
+        assert question_order(text) == "last", text
+    assert question_order("what did you see after you last saw the cone?") == "after"
+
+
 def test_the_interval_of_a_stream_is_that_of_its_dense_parts_whatever_was_evicted() -> None:
     frames = table([0, 3, 6, 9, 40, 43, 46])
     assert frame_interval(frames) == 3.0

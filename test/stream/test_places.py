@@ -11,6 +11,7 @@ from support.archives import frame_pose
 from support.tiny_models import cheap_vision, qwen2_5_vl
 
 from ros_kvstream.errors import QuestionError
+from ros_kvstream.records import Verdict
 from ros_kvstream.settings import ArchiveSettings, GateSettings, MemorySettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
 
@@ -58,8 +59,9 @@ def test_a_radius_of_zero_is_anywhere():
 def test_a_place_where_nothing_was_seen_is_said(archive):
     memory = memory_of(archive)
     drive(memory, 12)
-    with pytest.raises(QuestionError, match=r"near = \(500, 0, 0\) within 2 m"):
-        memory.ask(QUESTION, near=(500.0, 0.0, 0.0), radius=2.0)
+    answer = memory.ask(QUESTION, near=(500.0, 0.0, 0.0), radius=2.0)
+    assert answer.verdict is Verdict.NOT_COVERED and answer.goal is None
+    assert "near = (500, 0, 0) within 2 m" in answer.text
 
 
 @pytest.mark.parametrize("archive", [0.0, 1.0], ids=["arena", "archive"])
@@ -70,8 +72,7 @@ def test_poses_of_an_earlier_map_are_neither_matched_nor_given(archive):
     answer = memory.ask(QUESTION)
     assert {frame.pose is not None for frame in answer.evidence if frame.stamp < 15.5} == {False}
     assert {frame.pose is not None for frame in answer.evidence if frame.stamp > 15.5} == {True}
-    with pytest.raises(QuestionError, match="near"):
-        memory.ask(QUESTION, near=(0.0, 0.0, 0.0), radius=2.0)
+    assert memory.ask(QUESTION, near=(0.0, 0.0, 0.0), radius=2.0).verdict is Verdict.NOT_COVERED
 
 
 @pytest.mark.parametrize("archive", [0.0, 1.0], ids=["arena", "archive"])
@@ -122,6 +123,7 @@ def test_poses_change_no_answer():
     ({"near": (0.0, 0.0, 0.0), "radius": -1.0}, "radius = -1"),
     ({"near": (0.0, 0.0, 0.0), "radius": math.nan}, "radius = nan"),
     ({"near": (math.nan, 0.0, 0.0), "radius": 1.0}, "near = .*three finite numbers"),
+    ({"near": (0.0, 0.0, 0.0), "radius": 1.0, "near_frame": ""}, "near names no frame: give it in 'map'"),
     ({"near": (0.0, 0.0, 0.0), "radius": 1.0, "near_frame": "odom"}, "near is in frame 'odom': give it in 'map'"),
 ])  # fmt: skip
 def test_bad_places_are_refused_with_the_value(arguments, message):
@@ -136,3 +138,43 @@ def test_a_place_without_any_pose_is_refused_with_the_setting():
     memory.observe(picture(0), 1.0)
     with pytest.raises(QuestionError, match="pose.source"):
         memory.ask(QUESTION, near=(0.0, 0.0, 0.0), radius=1.0)
+
+
+@pytest.mark.parametrize("near_frame", [None, "map"])
+def test_a_place_is_in_the_frame_of_the_map_when_none_is_named(near_frame):
+    memory = memory_of()
+    drive(memory, 3)
+    assert memory.ask(QUESTION, near=(0.0, 0.0, 0.0), radius=1.0, near_frame=near_frame).evidence
+
+
+def test_places_are_those_of_every_moment_in_the_arena_and_the_archive_by_stamp():
+    memory = memory_of(1.0)
+    drive(memory, 150)
+    in_arena = len(memory.frame_index)
+    assert in_arena < 150, "some moments must have left the arena"
+    places = memory.places(1000)
+    assert [place.frame_id for place in places] == list(range(150))
+    for number, place in enumerate(places):
+        assert (place.stamp, place.camera, place.pose) == (10.0 + number, "camera", frame_pose(float(number)))
+
+
+@pytest.mark.parametrize("archive", [0.0, 1.0], ids=["arena", "archive"])
+def test_of_too_many_places_the_first_the_last_and_evenly_distributed_ones_between_are_given(archive):
+    memory = memory_of(archive)
+    drive(memory, 12)
+    stamps = [place.stamp for place in memory.places(5)]
+    assert len(stamps) == 5 and (stamps[0], stamps[-1]) == (10.0, 21.0)
+    assert {round(gap) for gap in np.diff(stamps)} <= {2, 3}
+
+
+@pytest.mark.parametrize("archive", [0.0, 1.0], ids=["arena", "archive"])
+def test_places_leave_out_moments_without_a_pose_and_those_of_another_map(archive):
+    memory = memory_of(archive)
+    assert memory.places(9) == ()
+    drive(memory, 3, segment="map#a")
+    memory.observe(picture(3), 13.0)
+    assert [place.stamp for place in memory.places(9)] == [10.0, 11.0, 12.0]
+    drive(memory, 2, start=4, segment="map#b")
+    assert [(place.stamp, place.pose.map) for place in memory.places(9)] == [(14.0, "map#b"), (15.0, "map#b")]
+    memory.clear()
+    assert memory.places(9) == ()
