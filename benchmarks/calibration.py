@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import figures_table
-from benchmarks.accuracy import ask_all, budget_for_slots, load, mixed_streams, observe_all
+from benchmarks.accuracy import TEXT_TOKENS, ask_all, budget_for_slots, load, mixed_streams, observe_all
 from ros_kvstream.evaluation.summary import Line
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.records import Verdict
@@ -85,12 +85,12 @@ def memory_of(model: VideoLanguageModel, name: str, tokens: int) -> VideoMemory:
     policy, frames, with_archive = MEMORIES[name]
     archive = ArchiveSettings(budget_mib=1.0, precision="int8", frame_patches=tokens)
     retrieval = RetrievalSettings(external="tiny")
-    text = 32 + 8 + (retrieval.slots(tokens, archive) if with_archive else 0)
+    text = sum(TEXT_TOKENS.values()) + (retrieval.slots(tokens, archive) if with_archive else 0)
     budget = budget_for_slots(model, frames * tokens, text)
     archive = ArchiveSettings(
         budget_mib=ARCHIVE_RATIO * budget if with_archive else 0.0, precision="int8", frame_patches=tokens
     )
-    memory = MemorySettings(budget_mib=budget, policy=policy, max_question_tokens=32, max_answer_tokens=8)
+    memory = MemorySettings(budget_mib=budget, policy=policy, **TEXT_TOKENS)
     settings = StreamSettings(memory=memory, archive=archive, retrieval=retrieval, gate=GateSettings(mode="off"))
     return VideoMemory(settings, model)
 

@@ -17,7 +17,6 @@ from ros_kvstream.errors import BudgetError, CapacityError, FrameError, NonFinit
 from ros_kvstream.evaluation.episodes import Episode
 from ros_kvstream.evaluation.grid import Cell, Job
 from ros_kvstream.evaluation.question_files import EvaluationQuestion
-from ros_kvstream.evaluation.scoring import Place
 from ros_kvstream.recordings.frame_sources import FrameStore
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def _ask(memory: VideoMemory, question: EvaluationQuestion, questions: QuestionQ
         "latency": dataclasses.asdict(answer.latency),
         "memory": {name: getattr(answer.memory, name) for name in ANSWER_MEMORY},
         "goal": goal,
-        "error_m": question.expected.error(goal) if isinstance(question.expected, Place) else None,
+        "error_m": question.expected.error(goal),
         "correct": question.expected.right(answer.text, goal),
     }
 

@@ -75,6 +75,10 @@ class Expectation(ABC):
         """
         return self.accepts(answer)
 
+    def error(self, goal: Sequence[float] | None) -> float | None:
+        """Distance of an answer's goal from the expected place, metres; None without a goal or an expected place."""
+        return None
+
     def text(self) -> str:
         """The expected answer for people."""
         return str(getattr(self, dataclasses.fields(self)[0].name))
@@ -296,7 +300,7 @@ class Place(Expectation):
         return error is not None and error <= self.within
 
     def error(self, goal: Sequence[float] | None) -> float | None:
-        """Distance of a goal from the place, metres; None without a goal."""
+        """Distance in x and y."""
         return None if goal is None else math.dist(goal[:2], self.place)
 
     def text(self) -> str:

@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ros_kvstream.errors import ArchiveError, KvStreamError, MemoryFileError
-from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.frame_index import FrameRecord
 from ros_kvstream.memory.partial_files import partial_file
 from ros_kvstream.retrieval.archive_retrieval import model_fingerprint
@@ -71,7 +70,7 @@ def save_memory(ingest: Ingest, path: Path) -> SavedMemory:
         ingest.archive_retrieval.finish()
     state: dict[str, Any] = {"fingerprint": _fingerprint(ingest), "plan": _plan(ingest.arena.plan), "archive": None}
     tensors: dict[str, Tensor] = {}
-    archive = _archive(ingest)
+    archive = ingest.archive
     states = {name: part.state_dict() for name, part in _parts(ingest).items()}
     for name, values in (states | {"archive": archive.state_dict() if archive is not None else None}).items():
         if values is not None:
@@ -129,10 +128,6 @@ def _parts(ingest: Ingest) -> dict[str, Part]:
         "frame_index": ingest.frame_index,
         "frame_sizes": ingest,
     }
-
-
-def _archive(ingest: Ingest) -> Archive | None:
-    return ingest.archive_retrieval.archive if ingest.archive_retrieval is not None else None
 
 
 def _fingerprint(ingest: Ingest) -> str:
@@ -203,7 +198,7 @@ def _check_archive(ingest: Ingest, state: dict[str, Any]) -> None:
     saved = state["archive"]
     if ingest.archive_retrieval is not None:
         ingest.archive_retrieval.prepare(state["frame_sizes"]["first_frame"])
-    archive = _archive(ingest)
+    archive = ingest.archive
     if saved is None:
         return
     if archive is None:
@@ -239,7 +234,7 @@ def _restore(ingest: Ingest, file: Any, state: dict[str, Any]) -> None:
     for name, part in _parts(ingest).items():
         _copy(file, name, part.state_dict().get("tensors", {}))
         part.load_state_dict(state[name])
-    archive = _archive(ingest)
+    archive = ingest.archive
     if archive is not None and saved is not None:
         _copy(file, "archive", archive.state_tensors(saved))
         archive.load_state_dict(saved)

@@ -22,8 +22,7 @@ def covered(ingest: Ingest, scope: Scope) -> Coverage:
     """
     index = ingest.frame_index
     timed = replace(scope, near=None)
-    spans = index.time_spans(index.matching(timed))
-    archive = ingest.archive_retrieval.archive if ingest.archive_retrieval is not None else None
+    spans, archive = index.time_spans(index.matching(timed)), ingest.archive
     if archive is not None:
         with archive.lock:
             frames = archive.table.frames[archive.table.matching(timed)]
@@ -39,8 +38,7 @@ def covered(ingest: Ingest, scope: Scope) -> Coverage:
 
 def cameras_remembered(ingest: Ingest) -> list[str]:
     """Names of the cameras of which a frame is remembered, sorted."""
-    names = set(ingest.frame_index.cameras_remembered())
-    archive = ingest.archive_retrieval.archive if ingest.archive_retrieval is not None else None
+    names, archive = ingest.frame_index.cameras_remembered(), ingest.archive
     if archive is not None:
         with archive.lock:
             table = archive.table

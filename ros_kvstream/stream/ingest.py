@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ros_kvstream.errors import FrameError, KvStreamError, SettingsError
+from ros_kvstream.memory.archive.archive import Archive
 from ros_kvstream.memory.archive.records import ArchiveStatus
 from ros_kvstream.memory.arena import NO_FRAME, Arena, Chunk
 from ros_kvstream.memory.budget import MIB, BudgetPlan, plan_budget
@@ -62,6 +63,11 @@ class Ingest:
         plan = self.plan(memory.budget_mib, 1, self._reserve)
         self.arena = Arena(plan, model.rotary, model.device, settings.quantized.order)
         self.restart()
+
+    @property
+    def archive(self) -> Archive | None:
+        """The archive; None without one, or before the size of the first frame is known."""
+        return self.archive_retrieval.archive if self.archive_retrieval is not None else None
 
     def restart(self) -> None:
         """Empty the stream: the prompt is prefilled and pinned, and positions start at its end."""
@@ -143,7 +149,7 @@ class Ingest:
             return 0.0, 0.0, 0.0
         frames, patches = self.block.frames, self.block.patches
         records = [self.frame_index[waiting.frame_id] for waiting in self.block]
-        archive = self.archive_retrieval if self.archive_retrieval and self.archive_retrieval.archive else None
+        archive = self.archive_retrieval if self.archive is not None else None
         try:
             started = time.perf_counter()
             encoded = [

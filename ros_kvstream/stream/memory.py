@@ -92,7 +92,7 @@ class VideoMemory:
 
     def maps(self) -> set[str]:
         """Segments of the maps that the poses of the remembered and the archived frames refer to."""
-        archive = self.archive_retrieval.archive if self.archive_retrieval is not None else None
+        archive = self.ingest.archive
         return self.frame_index.maps() | (archive.maps() if archive is not None else set())
 
     def flush(self) -> None:
@@ -175,8 +175,7 @@ class VideoMemory:
 
         :param limit: at most this many, evenly distributed from the oldest to the newest.
         """
-        archive = self.archive_retrieval.archive if self.archive_retrieval is not None else None
-        return remembered_places(self.frame_index, archive, limit)
+        return remembered_places(self.frame_index, self.ingest.archive, limit)
 
     # -- settings that change on a live stream -------------------------------------------------------------------------
 
