@@ -24,7 +24,6 @@ from ros_kvstream.evaluation.scoring import Exact
 from ros_kvstream.models.base import VideoLanguageModel
 from ros_kvstream.patrol.patrol import NATIVE_SIZE, PatrolSettings, PatrolWorld
 from ros_kvstream.patrol.questions import PLACE, Question
-from ros_kvstream.poses import FramePose, map_segment
 from ros_kvstream.records import Answer, FrameEvidence
 from ros_kvstream.settings import ArchiveSettings, MemorySettings, RetrievalSettings, StreamSettings
 from ros_kvstream.stream.memory import VideoMemory
@@ -36,7 +35,6 @@ ARENA_FRAMES, ARCHIVE_RATIO = 20, 2.0
 """Whole frames that the arena holds, and the archive's bytes as a multiple of the arena's."""
 PENDING_PICTURES = 4
 """Small archives need their bytes for frames."""
-SEGMENT = map_segment("odom", "patrol")
 EVIDENCE_KINDS = ("where", "colour", "how_many", "room", "any", "first", "last", "view_now")
 """Kinds of questions of which one moment is the evidence."""
 EVIDENCE_QUESTIONS = 4
@@ -89,8 +87,7 @@ def make_memory(model: VideoLanguageModel, external: str) -> VideoMemory:
 def observe_with_poses(memory: VideoMemory, world: PatrolWorld) -> None:
     """Show every frame of a patrol to a memory, with its pose."""
     for frame in world:
-        pose = world.pose_at(frame.stamp)
-        memory.observe(frame.picture, frame.stamp, pose=FramePose(SEGMENT, pose, pose))
+        memory.observe(frame.picture, frame.stamp, pose=world.frame_pose(frame.index))
 
 
 def result(question: Question, answer: Answer) -> Place:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,11 @@ from ros_kvstream.errors import PoseError
 
 POSE_NUMBERS = 7
 """Numbers of a stored pose: x y z, then the quaternion x y z w; 28 bytes in float32."""
+SEGMENT_BYTES = 96
+"""Longest name of a map segment in UTF-8 bytes that storage keeps."""
+ODOMETRY_TYPE = "nav_msgs/msg/Odometry"
+POSE_TYPES = (ODOMETRY_TYPE, "geometry_msgs/msg/PoseWithCovarianceStamped", "geometry_msgs/msg/PoseStamped")
+"""Types of messages that hold the pose of a robot's base."""
 LEAST_NORM = 1e-3
 """Quaternions that are shorter than this have no direction."""
 PARALLEL = 1 - 1e-9
@@ -51,6 +57,12 @@ class Pose:
         x, y, z = position
         return cls((x, y, z), (sr * cp * cy - cr * sp * sy, cr * sp * cy + sr * cp * sy,
                                cr * cp * sy - sr * sp * cy, cr * cp * cy + sr * sp * sy))  # fmt: skip
+
+    @classmethod
+    def from_message(cls, position: Any, orientation: Any) -> Pose:
+        """Pose of a message: a point or vector with x y z, and a quaternion with x y z w."""
+        at, turned = position, orientation
+        return cls((at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[float] | NDArray[np.float32]) -> Pose:

@@ -42,6 +42,7 @@ from ros_kvstream.evaluation.processes import (
     ros_environment,
 )
 from ros_kvstream.patrol.question_plan import PlannedQuestion, left_window, plan_questions, question_moments
+from ros_kvstream.poses import ODOMETRY_TYPE
 from ros_kvstream.recordings.bags import (
     ONE_CAMERA,
     BagSource,
@@ -92,7 +93,6 @@ ARCHIVE_SHARE = 0.5
 PENDING_PICTURES = 4
 """Small, because pending pictures are counted in the archive's small budget."""
 MAX_QUESTION_TOKENS, MAX_ANSWER_TOKENS, PATROL_ANSWER_TOKENS = 32, 64, 16
-ODOMETRY_TYPE = "nav_msgs/msg/Odometry"
 POLL = 0.02
 """Seconds between two checks for events."""
 RESPONSE_SECONDS = 120.0

@@ -16,7 +16,6 @@ from ros_kvstream.evaluation.question_files import EvaluationQuestion, read_ques
 from ros_kvstream.evaluation.scoring import Exact
 from ros_kvstream.patrol.patrol import PatrolSettings, PatrolWorld
 from ros_kvstream.patrol.questions import KINDS
-from ros_kvstream.poses import FramePose, map_segment
 from ros_kvstream.recordings.bag_poses import AUTO
 from ros_kvstream.recordings.bags import BagSource
 from ros_kvstream.recordings.frame_sources import FrameSource, StreamFrame
@@ -25,7 +24,6 @@ from ros_kvstream.settings import require, require_finite
 PATROL_RATE_HZ = 2.0
 PATROL_START = 1000.0
 """Stamp of a patrol's first frame, seconds."""
-PATROL_MAP = map_segment("odom", "patrol")
 EARLIEST = 0.3
 """Share of a patrol that passes before its first question, so that there is something to remember."""
 
@@ -78,8 +76,7 @@ class PatrolSource:
         """Render every frame."""
         world = PatrolWorld(self.settings)
         for frame in world:
-            pose = world.pose(frame.index)
-            yield StreamFrame(frame.stamp, "camera", frame.picture, FramePose(PATROL_MAP, pose, pose))
+            yield StreamFrame(frame.stamp, "camera", frame.picture, world.frame_pose(frame.index))
 
 
 def patrol_episodes(streams: int, seconds: float, questions: int, seed: int = 0) -> list[Episode]:

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
+import numpy as np
+
+from ros_kvstream.errors import PoseError
 from ros_kvstream.node.settings import PoseSettings
 from ros_kvstream.poses import Pose, interpolate
 
@@ -48,6 +52,30 @@ class PoseSample:
     """None where the values cannot be used."""
     variance: float = 0.0
     """The larger one of x and y, square metres; 0 where it is not given."""
+
+
+def read_pose(message: Any, frame_id_bytes: int, received: float | None = None) -> tuple[PoseSample, str]:
+    """Read a message of a type in POSE_TYPES; where its values cannot be used, the sample has no pose.
+
+    :param received: takes the place of the header's stamp, seconds; None: the stamp counts.
+    :returns: the sample, with the stamp 0 where the message has none; and what is wrong, empty where nothing is.
+    """
+    header, pose, variance = message.header, message.pose, 0.0
+    if hasattr(pose, "covariance"):
+        variance = float(np.maximum(pose.covariance[0], pose.covariance[7]))  # NaN where one is
+        pose = pose.pose
+    stamp = header.stamp.sec + header.stamp.nanosec / 1e9 if received is None else received
+    sample = PoseSample(stamp, header.frame_id, None, variance)
+    if not stamp:
+        return sample, "its header has no stamp"
+    if not header.frame_id:
+        return sample, "the frame_id in its header is empty"
+    if len(header.frame_id.encode()) > frame_id_bytes:
+        return sample, f"its frame_id {header.frame_id[:40]!r}... is longer than {frame_id_bytes} bytes"
+    try:
+        return replace(sample, pose=Pose.from_message(pose.position, pose.orientation)), ""
+    except PoseError as error:
+        return sample, str(error)
 
 
 class PoseBuffer:

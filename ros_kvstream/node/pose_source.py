@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from geometry_msgs.msg import PoseStamped, PoseWithCovarianceStamped
@@ -20,19 +20,15 @@ from rclpy.qos import qos_profile_sensor_data
 from rclpy.qos_overriding_options import QoSOverridingOptions, QoSPolicyKind
 from rclpy.validate_topic_name import validate_topic_name
 
-from ros_kvstream.errors import PoseError, SettingsError
+from ros_kvstream.errors import SettingsError
 from ros_kvstream.node.messages import to_seconds
-from ros_kvstream.node.pose_buffer import PoseBuffer, PoseGap, PoseSample
+from ros_kvstream.node.pose_buffer import PoseBuffer, PoseGap, read_pose
 from ros_kvstream.node.rclpy_compat import RclError
 from ros_kvstream.node.security import security_hint
 from ros_kvstream.node.settings import PoseSettings
-from ros_kvstream.poses import Pose
+from ros_kvstream.poses import POSE_TYPES, Pose
 
-TYPES: dict[str, type[Any]] = {
-    "nav_msgs/msg/Odometry": Odometry,
-    "geometry_msgs/msg/PoseWithCovarianceStamped": PoseWithCovarianceStamped,
-    "geometry_msgs/msg/PoseStamped": PoseStamped,
-}
+TYPES: dict[str, type[Any]] = dict(zip(POSE_TYPES, (Odometry, PoseWithCovarianceStamped, PoseStamped), strict=True))
 """Supported message types; the first one that a publisher offers is taken."""
 LOOK_SECONDS = 0.5
 """Period in which publishers are looked for."""
@@ -247,32 +243,3 @@ class TopicPoses:
         """The smallest delay of the last poses, seconds."""
         with self._lock:
             return min(self._delays, default=None)
-
-
-def read_pose(message: Any, frame_id_bytes: int) -> tuple[PoseSample, str]:
-    """Read a message of a supported type; where its values cannot be used, the sample has no pose.
-
-    :returns: the sample, with the stamp 0 where the message has none; and what is wrong, empty where nothing is.
-    """
-    header, outer = message.header, message.pose
-    sample = PoseSample(to_seconds(header.stamp), header.frame_id, None)
-    inner = outer
-    if hasattr(outer, "covariance"):
-        inner = outer.pose
-        sample = replace(sample, variance=_larger(float(outer.covariance[0]), float(outer.covariance[7])))
-    if not sample.stamp:
-        return sample, "its header has no stamp"
-    if not header.frame_id:
-        return sample, "the frame_id in its header is empty"
-    if len(header.frame_id.encode()) > frame_id_bytes:
-        return sample, f"its frame_id {header.frame_id[:40]!r}... is longer than {frame_id_bytes} bytes"
-    at, turned = inner.position, inner.orientation
-    try:
-        return replace(sample, pose=Pose((at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))), ""
-    except PoseError as error:
-        return sample, str(error)
-
-
-def _larger(one: float, other: float) -> float:
-    """The larger number; NaN where one is."""
-    return one if one > other or one != one else other

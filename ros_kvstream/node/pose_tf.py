@@ -185,8 +185,7 @@ class TfPoses:
     def _look_up(self, source: str, nanoseconds: int) -> Pose:
         """Pose of a frame in ``pose.frame``; raises tf2's errors, and PoseError for values that cannot be used."""
         found = self._transforms.lookup_transform(self._settings.frame, source, Time(nanoseconds=nanoseconds))
-        at, turned = found.transform.translation, found.transform.rotation
-        return Pose((at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))
+        return Pose.from_message(found.transform.translation, found.transform.rotation)
 
     def describe(self) -> str:
         """Frames that are looked up."""

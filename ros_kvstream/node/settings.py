@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ros_kvstream.errors import PoseError, SettingsError
-from ros_kvstream.poses import Pose
+from ros_kvstream.poses import SEGMENT_BYTES, Pose
 from ros_kvstream.settings import Change, check_fields, require, setting
 
 MAX_CAMERAS = 8
@@ -14,8 +14,6 @@ FRAME_ID_BYTES = 80
 """Longest frame_id of poses in UTF-8 bytes; the name of the map may reduce it, see ``PoseSettings.frame_id_bytes``."""
 MAP_NAME_BYTES = 48
 """Longest ``pose.map_name`` in UTF-8 bytes."""
-SEGMENT_BYTES = 96
-"""Bytes that the archive keeps of a map segment: frame_id, '#' and name."""
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,15 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 from rosbags.typesys.store import Typestore
 
-from ros_kvstream.patrol.patrol import PatrolWorld
+from ros_kvstream.patrol.patrol import MAP_FRAME, PatrolWorld
+from ros_kvstream.poses import ODOMETRY_TYPE
 from ros_kvstream.settings import require, require_finite
 
 STORAGES = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 ODOMETRY, ODOMETRY_HZ = "/odom", 20.0
-MAP_FRAME, BASE_FRAME = "odom", "base_link"
-"""Frames of the odometry. It is exact, so that "odom" does not drift as that of a real robot does."""
+BASE_FRAME = "base_link"
 POSE_VARIANCE = 1e-6
 """Variance of every coordinate of the odometry; zero would stand for "unknown"."""
-_ODOMETRY_TYPE = "nav_msgs/msg/Odometry"
 _GEOMETRY = ("Point", "Quaternion", "Pose", "PoseWithCovariance", "Vector3", "Twist", "TwistWithCovariance")
 _TICK = -1
 """Stands for odometry where a frame has its index."""
@@ -62,12 +61,12 @@ def write_bag(
     kind = "sensor_msgs/msg/CompressedImage" if compressed else "sensor_msgs/msg/Image"
     with Writer(folder, version=9, storage_plugin=STORAGES[storage]) as writer:
         connection = writer.add_connection(topic, kind, typestore=types)
-        poses = writer.add_connection(odometry, _ODOMETRY_TYPE, typestore=types) if odometry else None
+        poses = writer.add_connection(odometry, ODOMETRY_TYPE, typestore=types) if odometry else None
         frames = ((world.stamp(index), index) for index in range(len(world)))
         ticks = ((stamp, _TICK) for stamp in odometry_stamps(world, odometry_hz)) if poses else ()
         for stamp, index in merge(ticks, frames):
             if poses is not None and index == _TICK:
-                data = types.serialize_cdr(_odometry(types, world, stamp), _ODOMETRY_TYPE)
+                data = types.serialize_cdr(_odometry(types, world, stamp), ODOMETRY_TYPE)
                 writer.write(poses, _nanoseconds(stamp), data)
             else:
                 message = _image(types, kind, world.picture(index), _header(types, stamp, frame_id))
@@ -117,7 +116,7 @@ def _odometry(types: Typestore, world: PatrolWorld, stamp: float) -> Any:
     qx, qy, qz, qw = pose.orientation
     position, orientation = make["Point"](*pose.position), make["Quaternion"](qx, qy, qz, qw)
     twist = make["Twist"](linear=make["Vector3"](x, y, z), angular=make["Vector3"](0.0, 0.0, turning))
-    return types.types[_ODOMETRY_TYPE](
+    return types.types[ODOMETRY_TYPE](
         header=_header(types, stamp, MAP_FRAME),
         child_frame_id=BASE_FRAME,
         pose=make["PoseWithCovariance"](make["Pose"](position, orientation), covariance),

@@ -42,9 +42,13 @@ from ros_kvstream.patrol.scene import (
     object_mask,
     panorama,
 )
-from ros_kvstream.poses import Pose
+from ros_kvstream.poses import FramePose, Pose, map_segment
 from ros_kvstream.settings import require, require_finite
 
+MAP_FRAME = "odom"
+"""Frame of the poses. They are exact, so that it does not drift as a real robot's odometry does."""
+MAP = map_segment(MAP_FRAME, "patrol")
+"""Segment of the map that the poses of every patrol belong to."""
 PATH_MARGIN = 1.0
 """Seconds before the first and after the last frame for which the path is known."""
 _NOISE_LENGTH = 1 << 20
@@ -192,6 +196,11 @@ class PatrolWorld:
         The camera is mounted at the origin of the base and looks along its x axis.
         """
         return self.pose_at(self.stamp(index))
+
+    def frame_pose(self, index: int) -> FramePose:
+        """Pose of base and camera as a memory takes it with frame ``index``."""
+        pose = self.pose(index)
+        return FramePose(MAP, pose, pose)
 
     def pose_at(self, stamp: float) -> Pose:
         """Pose of the base in the map at any time; beyond PATH_MARGIN before and after the stream, it stands still.

@@ -12,17 +12,13 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from ros_kvstream.errors import PoseError, RecordingError
-from ros_kvstream.node.pose_buffer import PoseBuffer, PoseGap, PoseSample
+from ros_kvstream.node.pose_buffer import PoseBuffer, PoseGap, PoseSample, read_pose
 from ros_kvstream.node.settings import PoseSettings
-from ros_kvstream.poses import FramePose, Pose, map_segment
-from ros_kvstream.recordings.bag_salvage import RawMessage
+from ros_kvstream.poses import POSE_TYPES, FramePose, Pose, map_segment
+from ros_kvstream.recordings.bag_salvage import RawMessage, error_text
 from ros_kvstream.recordings.transforms import TransformBuffer
 
-POSE_TYPES = ("nav_msgs/msg/Odometry", "geometry_msgs/msg/PoseStamped", "geometry_msgs/msg/PoseWithCovarianceStamped")
-"""Types of topics that hold poses of the robot's base."""
 TF_TYPE = "tf2_msgs/msg/TFMessage"
 TF, TF_STATIC = "/tf", "/tf_static"
 MAP_FRAMES = ("map", "odom")
@@ -31,6 +27,8 @@ AHEAD_SECONDS = 0.5
 """Time by which messages of poses may be received later than the frames of their stamps."""
 TRIED_MESSAGES = 5000
 """Messages of tf that are read to find out whether it connects the frames."""
+MAP_NAME = "recording"
+"""Name of the map's segment: a memory takes the frames of one recording."""
 NONE, AUTO, FROM_TF = "none", "auto", "tf"
 
 Read = Callable[[Collection[str]], Iterator[RawMessage]]
@@ -67,7 +65,7 @@ def choose_poses(how: str, topics: dict[str, str], connected: Callable[[], bool]
 class BagPoses:
     """Poses of the frames of one bag, read beside them."""
 
-    def __init__(self, read: Read, source: str, map_name: str, *, by_reception: bool = False) -> None:
+    def __init__(self, read: Read, source: str, *, by_reception: bool = False) -> None:
         """:param source: "tf" or a topic; :param by_reception: whether times of reception replace all stamps."""
         self.missing: Counter[str] = Counter()
         """Frames without a pose, by cause."""
@@ -77,7 +75,9 @@ class BagPoses:
         self._topic = "" if source == FROM_TF else source
         self._messages = read([TF, TF_STATIC, *([self._topic] if self._topic else [])])
         self._next: RawMessage | None = next(self._messages, None)
-        self._by_reception, self._map_name = by_reception, map_name
+        self._by_reception = by_reception
+        self._damaged, self._damage = 0, ""
+        """Number of messages that could not be deserialized, and why the first could not."""
         self._samples = PoseBuffer(self._settings)
         self._transforms = TransformBuffer(self._settings)
 
@@ -106,11 +106,15 @@ class BagPoses:
                     return True
         return False
 
-    def summary(self) -> str:
-        """How many frames have no pose, and why; empty where all have one."""
-        without = sum(self.missing.values())
-        causes = ", ".join(f"{cause} {count}" for cause, count in sorted(self.missing.items()))
-        return f"{without} of {without + self.placed} frames have no pose: {causes}" if without else ""
+    def notes(self) -> list[str]:
+        """How many frames have no pose, and why, and what could not be read; empty where all is well."""
+        found, without = [], sum(self.missing.values())
+        if without:
+            causes = ", ".join(f"{cause} {count}" for cause, count in sorted(self.missing.items()))
+            found.append(f"{without} of {without + self.placed} frames have no pose: {causes}")
+        if self._damaged:
+            found.append(f"{self._damaged} messages of poses cannot be deserialized; the first: {self._damage}")
+        return found
 
     def _from_topic(self, stamp: float, frame_id: str) -> FramePose | PoseGap:
         sample = self._samples.at(stamp, final=True)
@@ -119,19 +123,18 @@ class BagPoses:
         assert sample.pose is not None
         mounting = self._transforms.lookup(self._settings.base_frame, frame_id, stamp)
         camera = sample.pose if isinstance(mounting, PoseGap) else sample.pose.compose(mounting)
-        return FramePose(map_segment(sample.frame_id, self._map_name), sample.pose, camera)
+        return FramePose(map_segment(_name(sample.frame_id), MAP_NAME), sample.pose, camera)
 
     def _from_tf(self, stamp: float, frame_id: str) -> FramePose | PoseGap:
-        gap = PoseGap.TRANSFORM
         for frame in MAP_FRAMES:
             base = self._transforms.lookup(frame, self._settings.base_frame, stamp)
             camera = self._transforms.lookup(frame, frame_id, stamp)
             if not isinstance(base, PoseGap) and not isinstance(camera, PoseGap):
-                return FramePose(map_segment(frame, self._map_name), base, camera)
+                return FramePose(map_segment(frame, MAP_NAME), base, camera)
             causes = [found for found in (base, camera) if isinstance(found, PoseGap) and found != PoseGap.TRANSFORM]
             if causes:  # the frames are connected, and only this stamp is unknown: no other map may stand in
                 return causes[0]
-        return gap
+        return PoseGap.TRANSFORM
 
     def _read(self, until: int) -> None:
         """Take the messages that were received until a time, nanoseconds."""
@@ -142,35 +145,33 @@ class BagPoses:
     def _take(self, raw: RawMessage) -> None:
         try:
             message = deserialize(raw)
-        except Exception:  # noqa: BLE001 - a damaged message can fail in any way; its frames get no pose
+        except Exception as error:  # noqa: BLE001 - a damaged message can fail in any way
+            self._damaged += 1
+            self._damage = self._damage or f"{raw.topic}: {error_text(error)}"
             return
         received = raw.received / 1e9 if self._by_reception else None
-        if raw.topic != self._topic:
-            for transform in message.transforms:
-                value = transform.transform
-                numbers = (value.translation, value.rotation)
-                sample = sample_of(transform.header, *numbers, received)
-                self._transforms.add(_name(transform.child_frame_id), sample, static=raw.topic == TF_STATIC)
+        if raw.topic == self._topic:
+            sample, _ = read_pose(message, self._settings.frame_id_bytes, received)
+            if sample.stamp:
+                self._samples.add(sample)
             return
-        pose, variance = message.pose, 0.0
-        if raw.type != "geometry_msgs/msg/PoseStamped":
-            variance = float(np.maximum(pose.covariance[0], pose.covariance[7]))  # NaN where one is
-            pose = pose.pose
-        self._samples.add(sample_of(message.header, pose.position, pose.orientation, received, variance))
+        for transform in message.transforms:
+            sample = _transform(transform, received)
+            self._transforms.add(_name(transform.child_frame_id), sample, static=raw.topic == TF_STATIC)
 
 
-def sample_of(header: Any, position: Any, rotation: Any, received: float | None, variance: float = 0.0) -> PoseSample:
-    """Convert a pose of a message; one that cannot be used has no pose.
+def _transform(message: Any, received: float | None) -> PoseSample:
+    """Pose of a child frame in its parent; without a pose where the values cannot be used.
 
-    :param received: replaces the stamp, seconds; None: the header's.
+    :param received: takes the place of the header's stamp, seconds.
     """
+    header, value = message.header, message.transform
     stamp = header.stamp.sec + header.stamp.nanosec / 1e9 if received is None else received
-    frame_id = _name(header.frame_id)
     try:
-        pose = Pose((position.x, position.y, position.z), (rotation.x, rotation.y, rotation.z, rotation.w))
+        pose = Pose.from_message(value.translation, value.rotation) if header.frame_id else None
     except PoseError:
-        return PoseSample(stamp, frame_id, None)
-    return PoseSample(stamp, frame_id, pose if frame_id else None, variance)
+        pose = None
+    return PoseSample(stamp, _name(header.frame_id), pose)
 
 
 def _name(frame_id: str) -> str:

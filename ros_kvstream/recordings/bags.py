@@ -97,7 +97,10 @@ class _Contents(NamedTuple):
 
 def image_topics(path: Path, note: Note = ignore) -> dict[str, ImageTopic]:
     """Return the image topics of a bag by name. A bag without an index is read to its end for this."""
-    contents = _contents(path, note)
+    return _image_topics(_contents(path, note))
+
+
+def _image_topics(contents: _Contents) -> dict[str, ImageTopic]:
     return {
         topic: ImageTopic(topic, kind, count, contents.nanoseconds / 1e9)
         for (topic, kind, encoding), count in contents.counts.items() if kind in IMAGE_TYPES and encoding == "cdr"
@@ -275,7 +278,7 @@ def decode_image(message: RawMessage, note: Note = ignore) -> NDArray[np.uint8]:
 def picture_size(path: Path, topic: ImageTopic) -> tuple[int, int]:
     """Height and width of the topic's first readable image; raises BagError where there is none."""
     notes: list[str] = []
-    for frame in BagSource(path, ((ONE_CAMERA, topic.name),)).frames(notes.append):
+    for frame in BagSource(path, ((ONE_CAMERA, topic.name),), poses=NONE).frames(notes.append):
         return frame.picture.shape[0], frame.picture.shape[1]
     raise BagError(f"bag = {str(path)!r}: {topic.name} holds no readable image. {' '.join(notes)}")
 
@@ -321,7 +324,10 @@ class BagSource:
 
         :raises BagError: lists the image topics.
         """
-        topics = image_topics(self.path, note)
+        return self._chosen(image_topics(self.path, note), note)
+
+    def _chosen(self, topics: dict[str, ImageTopic], note: Note) -> dict[str, ImageTopic]:
+        """Topic of every camera among the image topics of the bag."""
         if not topics:
             raise no_image_topic(self.path)
         if missing := [topic for _, topic in self.cameras if topic not in topics]:
@@ -397,20 +403,23 @@ class BagSource:
 
     def _open_poses(self, note: Note) -> BagPoses | None:
         """Reader of the poses of the part; None where it has none."""
-        read, images = partial(read_messages, self.path), {topic.name for topic in self.topics().values()}
+        if self.poses == NONE:
+            return None
+        read, contents = partial(read_messages, self.path), _contents(self.path, ignore)
+        images = {topic.name for topic in self._chosen(_image_topics(contents), ignore).values()}
         by_reception = bool(self._stamp_fault(images))
 
         def connected() -> bool:
             for stamp, message in self._stamped(images, ignore):
-                tried = BagPoses(read, FROM_TF, self.name, by_reception=by_reception)
+                tried = BagPoses(read, FROM_TF, by_reception=by_reception)
                 return tried.connects(stamp, header_frame_id(message.data))
             return False
 
-        kinds = {topic: kind for topic, kind, encoding in _contents(self.path, ignore).counts if encoding == "cdr"}
+        kinds = {topic: kind for topic, kind, encoding in contents.counts if encoding == "cdr"}
         source, text = choose_poses(self.poses, kinds, connected)
         if text:
             note(text)
-        return None if source == NONE else BagPoses(read, source, self.name, by_reception=by_reception)
+        return None if source == NONE else BagPoses(read, source, by_reception=by_reception)
 
     def frames(self, note: Note = ignore) -> Iterator[StreamFrame]:
         """Yield every frame of the part in the order in which the recorder received them.
@@ -428,8 +437,8 @@ class BagSource:
                 continue
             pose = poses.at(stamp, message.received, header_frame_id(message.data)) if poses else None
             yield StreamFrame(stamp, camera, picture, pose)
-        if poses and (without := poses.summary()):
-            note(without)
+        for text in poses.notes() if poses else ():
+            note(text)
         for topic, texts in losses.items():
             if texts:
                 note(f"{topic}: {len(texts)} images lose most of their levels; the first: {texts[0]}")

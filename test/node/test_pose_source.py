@@ -15,8 +15,8 @@ from rclpy.time import Time
 
 from ros_kvstream.errors import KvStreamError, SettingsError
 from ros_kvstream.node.messages import to_stamp
-from ros_kvstream.node.pose_buffer import PoseGap
-from ros_kvstream.node.pose_source import NoPose, PoseQuery, RobotPose, TopicPoses, read_pose
+from ros_kvstream.node.pose_buffer import PoseGap, read_pose
+from ros_kvstream.node.pose_source import NoPose, PoseQuery, RobotPose, TopicPoses
 from ros_kvstream.node.pose_tf import TfPoses
 from ros_kvstream.node.session import pose_source
 from ros_kvstream.node.settings import CameraSettings, PoseSettings, mounting
@@ -137,12 +137,11 @@ def test_frames_and_maps_with_unusable_names_are_refused(values: dict[str, str],
 
 
 def test_the_archive_can_keep_the_longest_frame_id_with_the_longest_name_of_a_map() -> None:
-    from ros_kvstream.memory.archive.plan import MAP_NAME_BYTES
-    from ros_kvstream.poses import map_segment
+    from ros_kvstream.poses import SEGMENT_BYTES, map_segment
 
     for name in ("", "0" * 8, "m" * 48):
         settings = PoseSettings(map_name=name)
-        assert len(map_segment("f" * settings.frame_id_bytes, name or "0" * 8).encode()) <= MAP_NAME_BYTES
+        assert len(map_segment("f" * settings.frame_id_bytes, name or "0" * 8).encode()) <= SEGMENT_BYTES
 
 
 def test_the_source_follows_the_setting_and_a_bad_topic_is_named() -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
-from geometry_msgs.msg import PoseStamped, TransformStamped
+from geometry_msgs.msg import PoseStamped
 from lifecycle_msgs.msg import Transition
 from numpy.typing import NDArray
-from support.running_node import RunningNode, image, picture, running_node
+from support.running_node import RunningNode, image, picture, running_node, transform
 
 from ros_kvstream.msg import FrameEvidence, KvStats
 from ros_kvstream.node.messages import to_seconds, to_stamp
@@ -84,15 +84,6 @@ class Robot:
         message.header.frame_id = f"{camera}_optical" if frame_id is None else frame_id
         self.cameras[camera].publish(message)
         self.node.spin(0.01)
-
-
-def transform(parent: str, child: str, pose: Pose, stamp: float) -> TransformStamped:
-    message = TransformStamped(child_frame_id=child)
-    message.header.frame_id, message.header.stamp = parent, to_stamp(stamp)
-    to, turned = message.transform.translation, message.transform.rotation
-    to.x, to.y, to.z = pose.position
-    turned.x, turned.y, turned.z, turned.w = pose.orientation
-    return message
 
 
 def matrix(pose: Pose) -> Matrix:

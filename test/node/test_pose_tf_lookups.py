@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from geometry_msgs.msg import TransformStamped
+from support.running_node import transform
 
-from ros_kvstream.node.messages import NANOSECONDS, to_stamp
+from ros_kvstream.node.messages import NANOSECONDS
 from ros_kvstream.node.pose_buffer import PoseGap
 from ros_kvstream.node.pose_source import NoPose, PoseQuery, RobotPose
 from ros_kvstream.node.pose_tf import TfPoses, tf_buffer
@@ -67,15 +67,6 @@ class Tf:
         found = self.ask(stamp, frame=frame)
         assert isinstance(found, NoPose), found
         return found.cause
-
-
-def transform(parent: str, child: str, pose: Pose, stamp: float) -> TransformStamped:
-    message = TransformStamped(child_frame_id=child)
-    message.header.frame_id, message.header.stamp = parent, to_stamp(stamp)
-    to, turned = message.transform.translation, message.transform.rotation
-    to.x, to.y, to.z = pose.position
-    turned.x, turned.y, turned.z, turned.w = pose.orientation
-    return message
 
 
 def test_base_and_camera_are_composed_along_the_chain() -> None:

@@ -159,6 +159,26 @@ def test_the_mounting_in_tf_static_gives_the_camera_beside_odometry(tmp_path: Pa
     assert frames[0].pose.camera.position == pytest.approx((2.2, 0.0, 0.5))
 
 
+def test_messages_of_poses_that_cannot_be_read_are_said_and_the_others_are_used(tmp_path: Path) -> None:
+    with Writer(tmp_path / "bag", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        poses = writer.add_connection("/odom", ODOMETRY, typestore=TYPES)
+        images = writer.add_connection("/image", IMAGE, typestore=TYPES)
+        for topic, kind, received, message in sorted([*drive(100.0, 104.0), image(102.03)], key=lambda m: m[2]):
+            data = bytes(TYPES.serialize_cdr(message, kind))
+            cut = data[:30] if received == 101.0 else data
+            writer.write(images if topic == "/image" else poses, round(received * 1e9), cut)
+    frames, notes = read(tmp_path / "bag")
+    assert xs(frames) == pytest.approx([2.03])
+    assert notes[-1].startswith("1 messages of poses cannot be deserialized; the first: /odom: ")
+
+
+def test_a_message_without_a_stamp_does_not_remove_the_poses_before_it(tmp_path: Path) -> None:
+    topic, kind, _, message = odometry(0.0, 50.0)
+    unstamped = (topic, kind, 102.04, message)
+    frames, _ = read(write(tmp_path / "bag", *drive(100.0, 104.0), unstamped, image(102.03)))
+    assert xs(frames) == pytest.approx([2.03])
+
+
 def test_of_several_topics_one_must_be_chosen(tmp_path: Path) -> None:
     bag = write(tmp_path / "bag", *drive(100.0, 104.0), *drive(100.0, 104.0, topic="/gps"), image(102.0))
     frames, notes = read(bag)

@@ -20,6 +20,7 @@ import numpy as np
 import rclpy
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from geometry_msgs.msg import TransformStamped
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import SetParameters
@@ -33,6 +34,7 @@ from std_srvs.srv import Trigger
 from ros_kvstream import msg
 from ros_kvstream.action import Ask
 from ros_kvstream.node.messages import to_stamp
+from ros_kvstream.poses import Pose
 from ros_kvstream.srv import MemoryFile, Query
 
 Found = TypeVar("Found")
@@ -301,6 +303,16 @@ def image(pixels: np.ndarray[Any, Any], stamp: float, encoding: str = "rgb8") ->
     message = Image(height=pixels.shape[0], width=pixels.shape[1], encoding=encoding, step=pixels[0].nbytes)
     message.data.frombytes(pixels.tobytes())
     message.header.stamp = to_stamp(stamp)
+    return message
+
+
+def transform(parent: str, child: str, pose: Pose, stamp: float) -> TransformStamped:
+    """A transform message: the pose of a child frame in its parent."""
+    message = TransformStamped(child_frame_id=child)
+    message.header.frame_id, message.header.stamp = parent, to_stamp(stamp)
+    to, turned = message.transform.translation, message.transform.rotation
+    to.x, to.y, to.z = pose.position
+    turned.x, turned.y, turned.z, turned.w = pose.orientation
     return message
 
 

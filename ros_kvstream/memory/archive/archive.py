@@ -18,12 +18,12 @@ from ros_kvstream.errors import ArchiveError, FrameError
 from ros_kvstream.memory.archive.file import ArchiveFile
 from ros_kvstream.memory.archive.newest import NewestFrames
 from ros_kvstream.memory.archive.patches import PatchSelector
-from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MAP_NAME_BYTES, MIB, ArchivePlan
+from ros_kvstream.memory.archive.plan import CAMERA_NAME_BYTES, MIB, ArchivePlan
 from ros_kvstream.memory.archive.records import ArchivedFrame, ArchiveStatus, FrameToArchive
 from ros_kvstream.memory.archive.table import Claim, FrameTable
 from ros_kvstream.memory.archive.writer import ArchiveWriter
 from ros_kvstream.memory.frame_index import FrameRecord
-from ros_kvstream.poses import FramePose, Pose
+from ros_kvstream.poses import SEGMENT_BYTES, FramePose, Pose
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ class Archive:
             return True
 
     def _set_poses(self, slot: int, pose: FramePose | None, base_end: Pose | None) -> None:
-        if pose is None or len(pose.map.encode()) > MAP_NAME_BYTES:
+        if pose is None or len(pose.map.encode()) > SEGMENT_BYTES:
             self.table.set_poses(slot, "", ())
             return
         poses = [pose.base, pose.camera, base_end or pose.base]

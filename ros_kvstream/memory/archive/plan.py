@@ -11,15 +11,13 @@ import numpy as np
 
 from ros_kvstream.errors import BudgetError
 from ros_kvstream.memory.archive.row_codec import RowCodec
-from ros_kvstream.poses import POSE_NUMBERS
+from ros_kvstream.poses import POSE_NUMBERS, SEGMENT_BYTES
 from ros_kvstream.settings import ArchiveSettings
 
 MIB = 1 << 20
 
 CAMERA_NAME_BYTES = 48
 """Longest camera name in UTF-8 bytes; longer names are cut."""
-MAP_NAME_BYTES = 96
-"""Longest name of a map segment in UTF-8 bytes; frames of a longer one are archived without a pose."""
 HEADER_BYTES = 4096
 """First page of the file."""
 WORKING_BYTES = 96
@@ -120,7 +118,7 @@ class ArchivePlan:
                 ("epoch", "<i8"),
                 ("frame", FRAME),
                 ("camera_name", f"S{CAMERA_NAME_BYTES}"),
-                ("map_name", f"S{MAP_NAME_BYTES}"),
+                ("map_name", f"S{SEGMENT_BYTES}"),
                 ("rows", "<i4", (shape.patches,)),
                 ("index_keys", "<f2", (len(shape.index_layers), self.index_count, shape.index_width)),
                 ("thumbnail", "u1", (self.settings.thumbnail_bytes,)),
@@ -136,7 +134,7 @@ class ArchivePlan:
                 ("embedded", "<u4"),
                 ("sequence", "<i8"),
                 ("stamp_end", "<f8"),
-                ("map_name", f"S{MAP_NAME_BYTES}"),
+                ("map_name", f"S{SEGMENT_BYTES}"),
                 ("poses", "<f4", (3, POSE_NUMBERS)),
                 ("embedding", "<f2", (self.shape.embedding,)),
             ]
