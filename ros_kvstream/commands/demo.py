@@ -286,7 +286,8 @@ def print_introduction(
     """Print what is played, the budget, and how to read the evidence."""
     archive = f", and an archive of {budget.archive_mib:.3f} MiB" if budget.archive_mib else ""
     evidence = (
-        "the retrieved pictures, with time, camera and fused score: each expert's rank (and score)"
+        "pictures, best first, with time and camera; of a retrieved one the fused score and each expert's rank (and "
+        "score), of one in the arena its share of the attention"
         if budget.archive_mib
         else "the pictures with the most attention, with time, camera and share of the attention"
     )

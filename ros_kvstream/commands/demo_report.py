@@ -145,16 +145,12 @@ def show_reply(console: Console, reply: Reply, entry: dict[str, Any], start: flo
     if response.has_goal:
         x, y, _ = goal_position(response)
         console.print(f"{indent}[cyan]goal: x {x:.2f} m, y {y:.2f} m in {escape(response.goal.header.frame_id)}[/]")
-    shown = response.evidence[:SHOWN_EVIDENCE]
-    when = {id(frame): f"{seconds_of(frame.stamp) - start:.1f} s {frame.camera}" for frame in shown}
-    for frame in shown:
-        if frame.experts:
-            experts = zip(frame.experts, frame.ranks, frame.scores, strict=True)
-            ranks = ", ".join(f"{expert} #{rank} ({score:.2f})" for expert, rank, score in experts)
-            console.print(f"{indent}[dim]{when[id(frame)]} {frame.score:.4f}: {ranks}[/]")
-    attended = [f"{when[id(frame)]} {frame.score:.0%}" for frame in shown if not frame.experts]
-    if attended:
-        console.print(f"{indent}[dim]most attention on {', '.join(attended)}[/]")
+    for frame in response.evidence[:SHOWN_EVIDENCE]:
+        when = f"{seconds_of(frame.stamp) - start:.1f} s {frame.camera}"
+        experts = zip(frame.experts, frame.ranks, frame.scores, strict=True)
+        ranks = ", ".join(f"{expert} #{rank} ({score:.2f})" for expert, rank, score in experts)
+        figures = f"{frame.score:.4f}: {ranks}" if ranks else f"{frame.score:.0%} of the attention"
+        console.print(f"{indent}[dim]{when} {figures}[/]")
 
 
 def show(report: dict[str, Any], console: Console) -> None:

@@ -69,6 +69,15 @@ def test_the_goal_of_an_answer_is_reported_and_shown_where_it_is_known() -> None
     assert "goal" not in shown(reply())
 
 
+def test_evidence_is_shown_best_first_whether_it_was_retrieved_or_is_in_the_arena() -> None:
+    answered = reply()
+    held = SimpleNamespace(stamp=SimpleNamespace(sec=100, nanosec=0), camera="rear", score=0.25, experts=[], ranks=[],
+                           scores=[])  # fmt: skip
+    answered.response.evidence.insert(0, held)
+    text = shown(answered)
+    assert text.index("0.0 s rear 25% of the attention") < text.index("0.5 s front 0.5000: internal #1 (2.00)")
+
+
 def test_frames_that_never_reached_the_node_count_as_dropped() -> None:
     stats = SimpleNamespace(frames_published=97, frames_seen=90, frames_kept=60, frames_gated=30,
                             drop_causes=["queue", "sequence_gap"], drop_counts=[5, 2])  # fmt: skip
